@@ -8,7 +8,7 @@ from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.data.sources.stored import store
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.simulation import prepared
-from orchestra_flwr.reporting import Progress, RunFolder, make_progress
+from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder, make_progress
 from orchestra_flwr.reporting.run_result import Result
 
 Report = Callable[[dict[str, Any]], None]
@@ -104,23 +104,16 @@ class _Reported(Progress):
         super().__init__(rounds)
         self._report = report
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
-        """Passes on the arguments, as a mapping."""
-        super().round_finished(round, losses, scores, seconds, dropped)
+    def round_finished(self, outcome: RoundOutcome) -> None:
+        """Passes it on as a mapping."""
+        super().round_finished(outcome)
         self._report(
             {
-                "round": round,
+                "round": outcome.round,
                 "rounds": self.rounds,
-                "loss": dict(losses),
-                "scores": None if scores is None else dict(scores),
-                "seconds": seconds,
-                "dropped": list(dropped),
+                "loss": dict(outcome.loss),
+                "scores": None if outcome.scores is None else dict(outcome.scores),
+                "seconds": outcome.seconds,
+                "dropped": list(outcome.dropped),
             }
         )

@@ -6,13 +6,14 @@ from orchestra_flwr.reporting.evaluation_output import (
     print_evaluation,
     write_evaluation,
 )
-from orchestra_flwr.reporting.progress import Progress, make_progress
+from orchestra_flwr.reporting.progress import Progress, RoundOutcome, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.summary_table import print_summary, scores_table
 from orchestra_flwr.reporting.trackers import TrackedRun, Trackers, check_trackers
 
 __all__ = [
     "Progress",
+    "RoundOutcome",
     "RunFolder",
     "TrackedRun",
     "Trackers",

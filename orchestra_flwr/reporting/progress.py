@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import IO, Literal, Self, TextIO
+from typing import IO, Literal, NamedTuple, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +20,24 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.reporting.text import duration, percent
 
 PLAIN_INTERVAL = 30  # seconds between lines within a round
+
+
+class RoundOutcome(NamedTuple):
+    """What is shown of a round that has ended.
+
+    Attributes:
+        round: its number.
+        loss: the parts of the loss by name, and their `total`.
+        scores: `knn` and `linear` as fractions; None where the round was not evaluated.
+        seconds: how long it took.
+        dropped: a line for every dropped client: its name and the reason.
+    """
+
+    round: int
+    loss: Mapping[str, float]
+    scores: Mapping[str, float] | None
+    seconds: float
+    dropped: Sequence[str]
 
 
 def make_progress(
@@ -81,26 +99,11 @@ class Progress:
     def images_evaluated(self, backbone: str, done: int, total: int) -> None:
         """The server has made features of `done` of `total` images with a backbone."""
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
-        """A round has ended.
-
-        Args:
-            round: its number.
-            losses: the parts of the loss by name, and their `total`.
-            scores: `knn` and `linear` as fractions; None where the round was not evaluated.
-            seconds: how long it took.
-            dropped: a line for every dropped client: its name and the reason.
-        """
-        self._finished += round > 0
-        if scores and "knn" in scores:
-            self.knn = scores["knn"]
+    def round_finished(self, outcome: RoundOutcome) -> None:
+        """A round has ended."""
+        self._finished += outcome.round > 0
+        if outcome.scores and "knn" in outcome.scores:
+            self.knn = outcome.scores["knn"]
 
     def message(self, text: str) -> None:
         """Shows a line of text."""
@@ -175,28 +178,21 @@ class PlainProgress(Progress):
             self._last_line = now
             self.message(_join(*facts, duration(now - self._round_began)))
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
+    def round_finished(self, outcome: RoundOutcome) -> None:
         """One line of all that is known of the round, and one for each dropped client."""
-        super().round_finished(round, losses, scores, seconds, dropped)
+        super().round_finished(outcome)
         self.phase_ended()
         self.message(
             _join(
                 self._position(),
                 self._clients(),
-                _losses(losses),
-                _scores(scores),
-                duration(seconds) if self.cohort else "",
+                _losses(outcome.loss),
+                _scores(outcome.scores),
+                duration(outcome.seconds) if self.cohort else "",
                 self._time_left(),
             )
         )
-        for line in dropped:
+        for line in outcome.dropped:
             self.message(f"  dropped: {line}")
 
     def message(self, text: str) -> None:
@@ -264,29 +260,22 @@ class LiveProgress(Progress):
             self._clients_bar, description=text, completed=done, total=total, facts="images"
         )
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
+    def round_finished(self, outcome: RoundOutcome) -> None:
         """Moves the bar of the rounds; a line where the round was evaluated."""
-        super().round_finished(round, losses, scores, seconds, dropped)
+        super().round_finished(outcome)
         knn = "" if self.knn is None else f"kNN {percent(self.knn)}"
-        facts = _join(_losses(losses), knn, self._time_left())
-        self._bars.update(self._rounds_bar, completed=round, facts=escape(facts))
-        if scores:
+        facts = _join(_losses(outcome.loss), knn, self._time_left())
+        self._bars.update(self._rounds_bar, completed=outcome.round, facts=escape(facts))
+        if outcome.scores:
             self.message(
                 _join(
                     self._position(),
-                    _losses(losses),
-                    _scores(scores),
-                    duration(seconds) if self.cohort else "",
+                    _losses(outcome.loss),
+                    _scores(outcome.scores),
+                    duration(outcome.seconds) if self.cohort else "",
                 )
             )
-        for line in dropped:
+        for line in outcome.dropped:
             self.message(f"{self._position()}  dropped: {line}")
 
     def message(self, text: str) -> None:

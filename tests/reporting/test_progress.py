@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from orchestra_flwr.reporting import make_progress
+from orchestra_flwr.reporting import RoundOutcome, make_progress
 
 
 class Clock:
@@ -32,13 +32,13 @@ def a_round(progress, clock, number, scores=None, *, dropped=(), seconds=60.0):
         clock.now += seconds / 3
         progress.client_done(partition, ok=partition >= len(dropped))
     losses = {"cluster": 1.25, "rotation": 0.75, "total": 2.0}
-    progress.round_finished(number, losses, scores, seconds, dropped)
+    progress.round_finished(RoundOutcome(number, losses, scores, seconds, dropped))
 
 
 def test_plain_is_one_line_a_round_with_all_facts(clock, capsys):
     with make_progress("plain", rounds=10) as progress:
         progress.round_started(0, 3, "clustering")
-        progress.round_finished(0, {}, None, 5.0, [])
+        progress.round_finished(RoundOutcome(0, {}, None, 5.0, []))
         a_round(progress, clock, 1, {"knn": 0.451, "linear": 0.6, "feature_std": 0.9}, seconds=6)
         a_round(progress, clock, 2, dropped=["client 4: not finite"], seconds=6)
         progress.message("done")
@@ -59,7 +59,7 @@ def test_before_training_nothing_reads_like_a_failure(clock, capsys):
     with make_progress("plain", rounds=2) as progress:
         clock.now += 40
         progress.images_evaluated("online", 100, 2500)
-        progress.round_finished(0, {}, {"knn": 0.5}, 0.0, [])
+        progress.round_finished(RoundOutcome(0, {}, {"knn": 0.5}, 0.0, []))
     evaluating, finished = capsys.readouterr().out.splitlines()
     assert evaluating == "before training: evaluating online  100/2,500 images  40 s"
     assert finished == "before training  kNN 50.0 %"
@@ -170,7 +170,9 @@ def live_run(first_round=1, act=lambda progress: None):
         progress.client_done(8, ok=False)
         act(progress)
         losses = {"cluster": 1.25, "total": 2.0}
-        progress.round_finished(first_round, losses, {"knn": 0.451}, 4.2, ["client 8: [late]"])
+        progress.round_finished(
+            RoundOutcome(first_round, losses, {"knn": 0.451}, 4.2, ["client 8: [late]"])
+        )
     return file.getvalue()
 
 
@@ -233,7 +235,7 @@ def test_names_do_not_command_the_terminal(mode):
     progress = make_progress(mode, 3, console)
     with progress:
         progress.message("client \x1b]0;owned\x07 is refused")
-        progress.round_finished(1, {}, None, 1.0, ["\x1b[2Jkitchen: failed"])
+        progress.round_finished(RoundOutcome(1, {}, None, 1.0, ["\x1b[2Jkitchen: failed"]))
     shown = console.file.getvalue()
     assert r"client \x1b]0;owned\x07 is refused" in shown and r"\x1b[2Jkitchen" in shown
     assert "\x1b]0" not in shown and "\x1b[2Jk" not in shown
@@ -273,7 +275,7 @@ def test_plain_says_that_the_first_round_has_begun(monkeypatch, capsys):
         for number in (1, 2):
             progress.round_started(number, 3, "training")
             time.sleep(0.3)
-            progress.round_finished(number, {}, None, 0.3, [])
+            progress.round_finished(RoundOutcome(number, {}, None, 0.3, []))
     begun, first, second = capsys.readouterr().out.splitlines()
     assert begun == "round 1/2 training ..."
     assert first.startswith("round 1/2 training  0/3") and second.startswith("round 2/2 training  ")

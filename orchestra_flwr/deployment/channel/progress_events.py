@@ -1,11 +1,11 @@
 """A run's progress: sent through a channel, shown at its other end."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from orchestra_flwr.deployment.channel.json_pipe import Channel
-from orchestra_flwr.reporting import Progress
+from orchestra_flwr.reporting import Progress, RoundOutcome
 
 
 class RelayedProgress(Progress):
@@ -27,17 +27,9 @@ class RelayedProgress(Progress):
         """As :meth:`Progress.client_done`."""
         self._send("client_done", client, ok)
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
+    def round_finished(self, outcome: RoundOutcome) -> None:
         """As :meth:`Progress.round_finished`."""
-        copied = None if scores is None else dict(scores)
-        self._send("round_finished", round, dict(losses), copied, seconds, list(dropped))
+        self._send("round_finished", *outcome)
 
     def message(self, text: str) -> None:
         """As :meth:`Progress.message`."""
@@ -59,7 +51,7 @@ def show(event: Mapping[str, Any], progress: Progress) -> None:
     shown: dict[str, Callable[..., None]] = {
         "round_started": progress.round_started,
         "client_done": progress.client_done,
-        "round_finished": progress.round_finished,
+        "round_finished": lambda *values: progress.round_finished(RoundOutcome(*values)),
         "message": progress.message,
         "phase_started": progress.phase_started,
         "phase_ended": progress.phase_ended,

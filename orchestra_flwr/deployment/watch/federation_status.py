@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from orchestra_flwr import __version__
@@ -12,7 +12,7 @@ from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.figures import days_left, details
 from orchestra_flwr.deployment.watch.finished_rounds import REASONS, FinishedRounds
-from orchestra_flwr.reporting import Progress, RunFolder
+from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder
 
 STATES = ("starting", "waiting", "training", "averaging", "working")
 MEMBERS = ("joined", "left", "silent", "refused")
@@ -54,34 +54,27 @@ class FederationStatus(Progress):
         self._in_round = False
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """As :meth:`Progress.round_started`."""
+        """Forgets the answers of the round before."""
         super().round_started(round, cohort, label)
         self._answers = {}
         self._in_round, self._since = True, time.time()
 
     def client_done(self, client: str, ok: bool) -> None:
-        """As :meth:`Progress.client_done`."""
+        """Remembers how a client answered in this round."""
         super().client_done(client, ok)
         self._answers = {**self._answers, client: ok}
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
-        """As :meth:`Progress.round_finished`."""
-        super().round_finished(round, losses, scores, seconds, dropped)
+    def round_finished(self, outcome: RoundOutcome) -> None:
+        """From now on the next round is waited for."""
+        super().round_finished(outcome)
         self._in_round, self._since = False, time.time()
 
     def phase_started(self, text: str) -> None:
-        """As :meth:`Progress.phase_started`."""
+        """What is done is shown in place of the state of the round."""
         self._doing = text
 
     def phase_ended(self) -> None:
-        """As :meth:`Progress.phase_ended`."""
+        """The state of the round is shown again."""
         self._doing = ""
 
     def member(self, event: str, name: str) -> None:

@@ -1,10 +1,10 @@
 """A server's progress as lines of JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from orchestra_flwr.console.json_lines import json_line
-from orchestra_flwr.reporting import Progress
+from orchestra_flwr.reporting import Progress, RoundOutcome
 from orchestra_flwr.reporting.run_folder import finite
 
 
@@ -12,30 +12,22 @@ class JsonProgress(Progress):
     """For programs that collect logs: `logging.format=json`."""
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """As :meth:`Progress.round_started`."""
+        """A line with the cohort."""
         super().round_started(round, cohort, label)
         self._print("round_started", round=round, cohort=cohort, label=label)
 
-    def round_finished(
-        self,
-        round: int,
-        losses: Mapping[str, float],
-        scores: Mapping[str, float] | None,
-        seconds: float,
-        dropped: Sequence[str],
-    ) -> None:
-        """As :meth:`Progress.round_finished`."""
-        super().round_finished(round, losses, scores, seconds, dropped)
+    def round_finished(self, outcome: RoundOutcome) -> None:
+        """A line with loss, scores, seconds, and how many clients answered."""
+        super().round_finished(outcome)
         replies = {"cohort": self.cohort, "replies": self.done, "failed": self.failed}
-        values = {"loss": losses, "scores": scores, "seconds": seconds, "dropped": dropped}
-        self._print("round_finished", round=round, **replies, **values)
+        self._print("round_finished", **replies, **outcome._asdict())
 
     def message(self, text: str) -> None:
-        """As :meth:`Progress.message`."""
+        """A line with what a person would read."""
         self._print("message", message=text)
 
     def phase_started(self, text: str) -> None:
-        """As :meth:`Progress.phase_started`."""
+        """A line; there is none at the end of a phase."""
         self._print("phase_started", phase=text)
 
     def finished(self, summary: Mapping[str, Any], folder: str) -> None:

@@ -58,7 +58,7 @@ class Virtual(Clock):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: stages whose time nobody computes."""
+        """Refuses secure sums, whose stages have no virtual time."""
         if config.privacy.secure_aggregation:
             raise ValueError(
                 "clock=virtual: must be none with privacy.secure_aggregation=true, whose five "
@@ -66,7 +66,7 @@ class Virtual(Clock):
             )
 
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
-        """As :meth:`Clock.devices`."""
+        """The rows of the table, or drawn from the seed."""
         if self.settings.devices is not None:
             return self._table(Path(self.settings.devices), clients)
         order = numpy_generator(seed, "slow devices").permutation(len(clients))

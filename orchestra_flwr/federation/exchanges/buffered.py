@@ -53,7 +53,7 @@ class Buffered(Asynchronous, Exchange):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: rules that assume cohorts, and arrivals that nobody knows."""
+        """Refuses rules that assume cohorts, and runs whose arrivals nobody knows."""
         super().check(config)
         settings = config.exchange.settings
         cohort = config.federation.cohort_size(config.federation.clients)
@@ -75,7 +75,7 @@ class Buffered(Asynchronous, Exchange):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """As :meth:`Plugin.unread`: nobody is late, and a replay needs no time."""
+        """Nobody is late, and a replay needs no time."""
         keys = ("enough", "oversample", "deadline")
         unread = {f"federation.{key}": "with exchange=buffered" for key in keys}
         if config.exchange.settings.replay is not None:
@@ -83,7 +83,7 @@ class Buffered(Asynchronous, Exchange):
         return unread
 
     def check_clients(self, clients: Collection[str], rounds: int) -> None:
-        """As :meth:`Exchange.check_clients`: the record of a replay."""
+        """Refuses a record of arrivals that is not of these clients and rounds."""
         if self.settings.replay is None:
             return
         key = f"exchange.replay={self.settings.replay}"
@@ -105,7 +105,7 @@ class Buffered(Asynchronous, Exchange):
     def arrivals(
         self, round_: int, clients: Sequence[str], size: int, time: Time | None, seed: int
     ) -> Arrivals:
-        """As :meth:`Asynchronous.arrivals`."""
+        """Lets free clients begin until the buffer is full; in a replay as it is recorded."""
         if self.settings.replay is not None:
             self._arrived = self._record()[round_]
             return self._arrived
@@ -127,25 +127,25 @@ class Buffered(Asynchronous, Exchange):
         return self._arrived
 
     def recorded(self, round_: int) -> list[str] | None:
-        """As :meth:`Asynchronous.recorded`."""
+        """From the record of `exchange.replay`."""
         if self.settings.replay is None:
             return None
         return [client for client, _ in self._record().get(round_, ())]
 
     def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
-        """As :meth:`Exchange.stages`; round 0 is as that of all exchanges."""
+        """One stage; in round 0, which trains nothing, the cohort is that of all exchanges."""
         if round_ == 0:
             self._arrived = [(client, FIRST) for client in cohort]
         return super().stages(round_, cohort)
 
     def remember(self, version: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """As :meth:`Asynchronous.remember`."""
+        """Copies the arrays."""
         needed = self._needed(version) | {began for _, began in self._arrived}
         self._sent = {n: a for n, a in self._sent.items() if int(n.partition("/")[0]) in needed}
         self._sent |= {f"{version}/{name}": array.copy() for name, array in arrays.items()}
 
     def sent(self, version: int) -> dict[str, np.ndarray]:
-        """As :meth:`Asynchronous.sent`."""
+        """Shares memory with what is kept."""
         prefix = f"{version}/"
         return {n.removeprefix(prefix): a for n, a in self._sent.items() if n.startswith(prefix)}
 

@@ -4,9 +4,10 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.secure_aggregation.noisy_codec import NoisyCodec
 from orchestra_flwr.federation.secure_aggregation.ring_codec import RingCodec
+from orchestra_flwr.federation.secure_aggregation.sum_codec import SumCodec
 
 
-def codec_of(config: Config, schemas: Schemas) -> RingCodec | NoisyCodec:
+def codec_of(config: Config, schemas: Schemas) -> SumCodec:
     """That of a run with secure aggregation, the same on its server and its clients."""
     privacy = config.privacy
     if privacy.clip is not None and privacy.noise_multiplier > 0:

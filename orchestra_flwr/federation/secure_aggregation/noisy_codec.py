@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestra_flwr.federation.secure_aggregation.ring_codec import Numbers
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, SumCodec
 from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
 from orchestra_flwr.privacy.noisy_sums import NoisySum
 from orchestra_flwr.privacy.updates import clipped_update
 from orchestra_flwr.seeding import ClientSeed
 
 
-class NoisyCodec:
-    """As :class:`RingCodec`, for runs with `privacy.noise_multiplier`.
+class NoisyCodec(SumCodec):
+    """Clipped and covered by noise, for runs with `privacy.noise_multiplier`.
 
     The sum holds nothing but what the noise covers: no number of images, no loss. All clients
     count alike, and who is in the sum is known anyway.
@@ -33,11 +33,7 @@ class NoisyCodec:
         return ((32, self._size),)
 
     def check(self, clients: int) -> None:
-        """Refuses noise that does not fit into the sum of so many clients.
-
-        Raises:
-            ValueError: as :class:`NoisySum`.
-        """
+        """As :class:`NoisySum` does."""
         NoisySum(self.noise, clients, self._size)
 
     @np.errstate(over="ignore", invalid="ignore")  # `rounded` refuses it
@@ -49,18 +45,7 @@ class NoisyCodec:
         clients: int,
         seed: ClientSeed,
     ) -> list[np.ndarray]:
-        """A client's integers.
-
-        Args:
-            trained: (size,) float32 state after training.
-            received: (size,) float32 state before it.
-            numbers: stay with the client.
-            clients: that the sum began with.
-            seed: of rounding, and in simulations of the noise.
-
-        Raises:
-            ValueError: values that are not finite, or as :class:`NoisySum`.
-        """
+        """Clipped, rounded within the norm, and covered by this client's share of noise."""
         noisy = NoisySum(self.noise, clients, self._size)
         if not np.isfinite(trained).all():
             raise ValueError("the update is not finite")
@@ -81,7 +66,7 @@ class NoisyCodec:
         survivors: int,
         names: Sequence[str],
     ) -> tuple[np.ndarray, Numbers]:
-        """The mean of the clients' states, as for :meth:`RingCodec.decode`."""
+        """All clients count alike; of numbers there are none."""
         noisy = NoisySum(self.noise, clients, self._size)
         update = total[0].view("<i4") / (noisy.scale(self._clip) * survivors)
         return (received + update).astype(np.float32), Numbers(survivors, 0, 0, {})

@@ -8,12 +8,13 @@ whose range is wide (a variance may fall from 1 to 1e-4), have 32, and with floa
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, SumCodec
 from orchestra_flwr.seeding import ClientSeed
 
 MOST_METRICS = 64  # losses and measures of a client
@@ -25,32 +26,13 @@ WIDE = 64  # by how much the range of 32 bits is wider
 CHUNK = 1 << 18  # values that are worked at a time: they stay in a core's cache
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """What a client sends beside its update, each times its weight; of a sum, the sums.
-
-    Attributes:
-        weight: what its update counts, from 0 to 1.
-        images: that it trained on.
-        cut: 1 if some of its update was out of range, else 0.
-        metrics: losses and measures, by name.
-    """
-
-    weight: float
-    images: float
-    cut: float
-    metrics: Mapping[str, float]
-
-
-class RingCodec:
-    """Encodes one client's update, and decodes the sum of all.
+class RingCodec(SumCodec):
+    """Each value with as many bits as the wire has, beside the numbers.
 
     Args:
         schemas: of the run.
         uniform: whether all clients count alike, whatever weight one sends.
     """
-
-    noise = 0.0
 
     def __init__(self, schemas: Schemas, *, uniform: bool = False) -> None:
         self._uniform = uniform
@@ -70,9 +52,6 @@ class RingCodec:
         parts = tuple((bits, count) for bits, count in counts.items() if count)
         return (*parts, (64, len(FIXED) + MOST_METRICS))
 
-    def check(self, clients: int) -> None:
-        """Nothing: there is room for any number of clients that a sum may have."""
-
     def encode(
         self,
         trained: np.ndarray,
@@ -81,18 +60,7 @@ class RingCodec:
         clients: int,
         seed: ClientSeed,
     ) -> list[np.ndarray]:
-        """A client's integers, in the parts of the layout.
-
-        Args:
-            trained: (size,) float32 state after training.
-            received: (size,) float32 state before it.
-            numbers: of the client; `cut` is found here.
-            clients: of which there may be a sum, at most.
-            seed: of the rounding.
-
-        Raises:
-            ValueError: values that are not finite, or more metrics than there is room for.
-        """
+        """Cut to the range and rounded; the numbers come last."""
         generator = np.random.default_rng(seed.generator("wire").initial_seed())
         parts: dict[int, list[np.ndarray]] = {16: [], 32: []}
         cut = False
@@ -118,18 +86,7 @@ class RingCodec:
         survivors: int,
         names: Sequence[str],
     ) -> tuple[np.ndarray, Numbers]:
-        """The mean of the clients' states, and the sums of their numbers.
-
-        Args:
-            total: the sum of what clients encoded.
-            received: as for :meth:`encode`.
-            clients: as for :meth:`encode`.
-            survivors: clients in the sum.
-            names: of the metrics.
-
-        Raises:
-            ValueError: the sum of the weights is none of so many, each at most 1.
-        """
+        """Refuses weights that are not of so many clients, each at most 1."""
         *parts, last = total
         numbers = self._as_numbers(last, names)
         if self._uniform:

@@ -40,7 +40,14 @@ from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
-from orchestra_flwr.reporting import Progress, RunFolder, TrackedRun, Trackers, environment
+from orchestra_flwr.reporting import (
+    Progress,
+    RoundOutcome,
+    RunFolder,
+    TrackedRun,
+    Trackers,
+    environment,
+)
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
@@ -379,7 +386,9 @@ class _Run:
         self.trackers.add(round_.number, record)
         shown = scores[self._kept_backbone()[0]] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
-        self.progress.round_finished(round_.number, record["loss"], shown, seconds, dropped)
+        self.progress.round_finished(
+            RoundOutcome(round_.number, record["loss"], shown, seconds, dropped)
+        )
 
     def _finish(self, position: Position) -> dict[str, Any]:
         metrics = self.folder.read_metrics()

@@ -8,7 +8,7 @@ import pytest
 from orchestra_flwr.deployment.watch import finished_rounds
 from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus
 from orchestra_flwr.deployment.watch.figures import MAX_DETAILS
-from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.reporting import RoundOutcome, RunFolder
 from orchestra_flwr.reporting.run_folder import finite
 
 
@@ -34,7 +34,7 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     status.round_started(1, 2, "training")
     status.client_done("b", ok=False)
     run.record(1)
-    status.round_finished(1, {"total": 1.5}, None, 2.0, [])
+    status.round_finished(RoundOutcome(1, {"total": 1.5}, None, 2.0, []))
     status.phase_started("evaluating the encoder after round 1")
     shown = status.to_dict()
     assert shown["state"] == "working" and shown["waits_for"].startswith("evaluating")
@@ -157,7 +157,7 @@ def test_nobody_waits_for_those_who_look(run, monkeypatch):
     with run.status._rounds._lock:  # as a scrape that is in the middle of its reading
         run.status.round_started(2, 2, "training")
         run.status.client_done("a", ok=True)
-        run.status.round_finished(2, {}, None, 1.0, [])
+        run.status.round_finished(RoundOutcome(2, {}, None, 1.0, []))
         run.status.member("left", "a")
 
 

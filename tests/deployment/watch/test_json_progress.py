@@ -10,6 +10,7 @@ from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.processes import server_process
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.reporting import RoundOutcome
 
 
 @pytest.fixture
@@ -31,7 +32,9 @@ def rounds(show):
     show.client_done("a", ok=True)
     show.client_done("b", ok=False)
     show.phase_started("evaluating")
-    show.round_finished(1, {"total": math.nan}, {"knn": 0.5}, 2.0, ["client b: failed"])
+    show.round_finished(
+        RoundOutcome(1, {"total": math.nan}, {"knn": 0.5}, 2.0, ["client b: failed"])
+    )
     return {"rounds": 1, "linear": 0.5}
 
 
