@@ -32,7 +32,6 @@ from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.extras import require_server
-from orchestra_flwr.files import at_home
 from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:
@@ -66,7 +65,10 @@ def submit_main(arguments: Sequence[str] | None = None) -> int:
         elif "--help" in flags:
             print(usage.SUBMIT, end="")
         else:
-            _submit(flags)
+            from orchestra_flwr.deployment.submit_command import submit
+
+            require_server(usage.program(usage.SUBMIT))
+            submit(flags)
 
     ignore_closed_streams()
     return run_command(work, "stopped; nothing was submitted", OSError)
@@ -282,29 +284,6 @@ def _serve_queue(config: ServerConfig) -> int:
 
     check_server(config)
     return run_command(partial(serve_queue, config), RESUME_HINT, OSError, FederationError)
-
-
-def _submit(flags: Flags) -> None:
-    from orchestra_flwr.deployment.processes.server_process import check_run
-    from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
-
-    require_server(usage.program(usage.SUBMIT))
-    words = dict(line.split("=", 1) for line in flags.overrides if "=" in line)
-    if not words.get("queue"):
-        raise ConfigError("queue: must be given, the folder of a server's runs")
-    queue = RunQueue(at_home(words["queue"]))
-    others = [line for line in flags.overrides if not line.startswith(("queue=", "cancel="))]
-    if "--list" in flags or "cancel" in words:
-        if others or ("--list" in flags and "cancel" in words):
-            raise ConfigError("--list, cancel: must be alone, with queue= only")
-        if "cancel" in words:
-            print(f"cancelled: {queue.cancel(words['cancel']).name}")
-        for run in queue.runs() if "--list" in flags else ():
-            print(printable(f"{run.name}  {run.state}  {run.folder}"))
-        return
-    config = run_to_submit(others)
-    check_run(config)
-    print(printable(f"submitted: {queue.put(config).name}"))
 
 
 def _run_in_folder(

@@ -1,0 +1,35 @@
+"""`orchestra-submit`: puts runs into a server's queue, lists them and cancels one."""
+
+from orchestra_flwr.commands.flags import Flags
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.deployment.processes.server_process import check_run
+from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
+from orchestra_flwr.files import at_home
+
+QUEUE, CANCEL, LIST = "queue=", "cancel=", "--list"
+
+
+def submit(flags: Flags) -> None:
+    """Does what the command line says, and prints it.
+
+    Raises:
+        ConfigError: no queue, words that do not go together, or a run that could not be run.
+        OSError: the queue cannot be read or written.
+    """
+    words = dict(line.split("=", 1) for line in flags.overrides if "=" in line)
+    if not words.get("queue"):
+        raise ConfigError("queue: must be given, the folder of a server's runs")
+    queue = RunQueue(at_home(words["queue"]))
+    run = [line for line in flags.overrides if not line.startswith((QUEUE, CANCEL))]
+    if LIST not in flags and "cancel" not in words:
+        config = run_to_submit(run)
+        check_run(config)
+        print(printable(f"submitted: {queue.put(config).name}"))
+    elif run or (LIST in flags and "cancel" in words):
+        raise ConfigError("--list, cancel: must be alone, with queue= only")
+    elif LIST in flags:
+        for each in queue.runs():
+            print(printable(f"{each.name}  {each.state}  {each.folder}"))
+    else:
+        print(f"cancelled: {queue.cancel(words['cancel']).name}")
