@@ -65,7 +65,7 @@ def submit_main(arguments: Sequence[str] | None = None) -> int:
         elif "--help" in flags:
             print(usage.SUBMIT, end="")
         else:
-            from orchestra_flwr.deployment.submit_command import submit
+            from orchestra_flwr.deployment.processes.submit_command import submit
 
             require_server(usage.program(usage.SUBMIT))
             submit(flags)
