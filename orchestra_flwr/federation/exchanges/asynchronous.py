@@ -9,16 +9,28 @@ import numpy as np
 Arrivals = list[tuple[str, int]]  # clients, each with the round whose model it began with
 
 
-class Time(Protocol):
-    """What is asked of a virtual time."""
+class Work(Protocol):
+    """Clients at work: on a virtual clock, or on machines of their own.
 
-    now: float
+    Attributes:
+        resumable: whether what is under way goes on when a run is resumed.
+    """
+
+    resumable: bool
 
     def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
-        """The clients that are there; waits until there is one."""
+        """The clients that can begin now; waits until there is one, where time is virtual."""
 
-    def end(self, client: str, *, trains: bool) -> float:
-        """When the reply of a client comes that is asked now."""
+    def begin(self, clients: Sequence[str]) -> list[float]:
+        """Lets clients begin with the newest model; a number for each, for :meth:`next`."""
+
+    def next(self, at_work: Mapping[str, float]) -> tuple[str, bool]:
+        """Waits for one of these clients; whether it answered, or failed and has no result.
+
+        Args:
+            at_work: the number that :meth:`begin` returned for each; of two that come at once the
+                first one comes first.
+        """
 
 
 class Asynchronous(ABC):
@@ -30,15 +42,15 @@ class Asynchronous(ABC):
 
     @abstractmethod
     def arrivals(
-        self, round_: int, clients: Sequence[str], size: int, time: Time | None, seed: int
+        self, round_: int, clients: Sequence[str], size: int, work: Work | None, seed: int
     ) -> Arrivals:
-        """The results of the round in the order in which they come; time passes until the last.
+        """The results of the round in the order in which they come; waits for the last of them.
 
         Args:
             round_: from 1.
-            clients: all, in their order.
+            clients: all that are here, in their order.
             size: how many work at the same time.
-            time: the virtual time; None: a replay.
+            work: what clients do; None: a replay.
             seed: of the run, from which it is drawn who begins.
         """
 

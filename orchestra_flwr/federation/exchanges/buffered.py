@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Config, ConfigError, OptionalPathText, Section
-from orchestra_flwr.federation.exchanges.asynchronous import Arrivals, Asynchronous, Time
+from orchestra_flwr.federation.exchanges.asynchronous import Arrivals, Asynchronous, Work
 from orchestra_flwr.federation.exchanges.base import Exchange, Stage
 from orchestra_flwr.seeding import numpy_generator
 
@@ -39,7 +39,6 @@ class Buffered(Asynchronous, Exchange):
     """
 
     Settings = BufferedSettings
-    deployable: ClassVar[bool] = False
     one_average: ClassVar[bool] = True
 
     settings: BufferedSettings
@@ -49,6 +48,7 @@ class Buffered(Asynchronous, Exchange):
         self._at_work: dict[str, list[float]] = {}  # version and end, by client
         self._sent: dict[str, np.ndarray] = {}  # arrays of models: <version>/<array>
         self._arrived: Arrivals = []  # of this round
+        self._resumable = True  # whether who is at work stays so when the run is resumed
         self._recorded: dict[int, Arrivals] | None = None
 
     @classmethod
@@ -62,10 +62,16 @@ class Buffered(Asynchronous, Exchange):
                 f"aggregation={config.aggregation.name}: must be mean with exchange=buffered, "
                 "whose results began with different models"
             )
-        if settings.replay is None and config.clock.name == "none":
+        simulated = config.federation.min_clients is None
+        if settings.replay is None and config.clock.name == "none" and simulated:
             raise ValueError(
-                "exchange=buffered: only simulated clients can take part in it, with clock=virtual "
-                "or exchange.replay=<run folder>"
+                "exchange=buffered: simulated clients take part in it with clock=virtual or "
+                "exchange.replay=<run folder>"
+            )
+        if settings.replay is not None and not simulated:
+            raise ValueError(
+                f"exchange.replay={settings.replay}: must be null, only simulated clients can "
+                "repeat what came when"
             )
         if settings.replay is None and settings.buffer > cohort:
             raise ValueError(
@@ -103,27 +109,40 @@ class Buffered(Asynchronous, Exchange):
                     )
 
     def arrivals(
-        self, round_: int, clients: Sequence[str], size: int, time: Time | None, seed: int
+        self, round_: int, clients: Sequence[str], size: int, work: Work | None, seed: int
     ) -> Arrivals:
-        """Lets free clients begin until the buffer is full; in a replay as it is recorded."""
+        """Lets free clients begin until the buffer is full; in a replay as it is recorded.
+
+        A client that fails is not asked again in this round. If all have, the buffer is not full.
+        """
         if self.settings.replay is not None:
             self._arrived = self._record()[round_]
             return self._arrived
-        assert time is not None
-        self._arrived = []
+        assert work is not None
+        self._resumable, self._arrived = work.resumable, []
+        failed: set[str] = set()
         while len(self._arrived) < min(self.settings.buffer, size):
-            waiting = {client for client, _ in self._arrived}
-            others = [c for c in clients if c not in self._at_work and c not in waiting]
-            free = time.free(others, wait=not self._at_work) if others else []
-            generator = numpy_generator(seed, "buffered cohort", round_, len(self._arrived))
-            count = min(len(free), size - len(self._at_work))
-            for place in sorted(generator.choice(len(free), count, replace=False)):
-                self._at_work[free[place]] = [round_ - 1, time.end(free[place], trains=True)]
-            working = filter(self._at_work.__contains__, clients)  # of two at once the first
-            client = min(working, key=lambda name: self._at_work[name][1])
-            version, end = self._at_work.pop(client)
-            time.now = max(time.now, end)
-            self._arrived.append((client, int(version)))
+            busy = self._at_work.keys() | dict(self._arrived).keys() | failed
+            others = [client for client in clients if client not in busy]
+            free = work.free(others, wait=not self._at_work) if others else []
+            drawn = len(self._arrived) + len(failed)
+            generator = numpy_generator(seed, "buffered cohort", round_, drawn)
+            count = max(0, min(len(free), size - len(self._at_work)))
+            places = sorted(generator.choice(len(free), count, replace=False))
+            begin = [free[place] for place in places]
+            for client, end in zip(begin, work.begin(begin), strict=True):
+                self._at_work[client] = [round_ - 1, end]
+            if not self._at_work:
+                break
+            here = [*clients, *self._at_work]  # who has left may answer all the same
+            client, answered = work.next(
+                {c: self._at_work[c][1] for c in here if c in self._at_work}
+            )
+            version, _ = self._at_work.pop(client)
+            if answered:
+                self._arrived.append((client, int(version)))
+            else:
+                failed.add(client)
         return self._arrived
 
     def recorded(self, round_: int) -> list[str] | None:
@@ -154,12 +173,15 @@ class Buffered(Asynchronous, Exchange):
         return {"arrivals": [list(each) for each in self._arrived]}
 
     def state(self) -> dict[str, Any]:
-        """Who is at work until when, and the models on which they work."""
+        """Who is at work until when, and the models on which they work; {} if that is lost."""
+        if not self._resumable:
+            return {}
         return {"at_work": self._at_work, "sent": dict(self._sent)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Takes back what :meth:`state` returned."""
-        self._at_work, self._sent = dict(state["at_work"]), dict(state["sent"])
+        self._at_work = dict(state.get("at_work", {}))
+        self._sent = dict(state.get("sent", {}))
 
     def _needed(self, version: int) -> set[int]:
         """The models on which somebody works, in a replay those that later rounds need."""

@@ -10,6 +10,7 @@ from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
+from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
@@ -31,6 +32,7 @@ class Cohorts:
         capacity: maximum number of clients of a run, as the method sets it; None: any number.
         exchange: of the run.
         timeline: the virtual time of a simulation with a clock.
+        work: of real clients that begin and end when they can.
         keep_state: whether clients keep something from round to round.
         message: shows a line to a person.
     """
@@ -46,6 +48,7 @@ class Cohorts:
         keep_state: bool,
         exchange: Exchange,
         timeline: Timeline | None,
+        work: OutstandingWork | None,
         message: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -56,6 +59,7 @@ class Cohorts:
         self._keep_state = keep_state
         self._exchange = exchange
         self._timeline = timeline
+        self._work = work
         self._message = message
         self._over_capacity: set[str] = set()  # clients for whom there was no number any more
         self._capped: set[str] = set()  # clients of which a person knows that not all images count
@@ -74,17 +78,15 @@ class Cohorts:
         nodes = self._members.connected()
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
-        versions = self._arrivals(number, nodes)
-        if self._timeline is not None and not versions:
+        if self._timeline is not None and not self._is_asynchronous(number):
             nodes = {client: nodes[client] for client in self._timeline.free(nodes)}
         images = {name: self._members.images[name] for name in nodes}
         most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
-        cohort = tuple(versions) or self._draw_cohort(number, nodes)
         round_ = Round(
             number,
             nodes,
-            cohort,
+            (),
             {client: index for index, client in enumerate(clients)},
             self._privacy.exhausted(nodes, number),
             self._state_location(),
@@ -94,18 +96,31 @@ class Cohorts:
             most,
             position.usual,
             position.limit(self._config.federation),
-            versions,
         )
-        return round_, replace(position, clients=clients)
+        return self._with_cohort(round_), replace(position, clients=clients)
 
-    def _arrivals(self, number: int, nodes: Mapping[str, int]) -> dict[str, int]:
-        """Whose results come next, and with which models they began; {}: all begin in the round."""
-        if not isinstance(self._exchange, Asynchronous) or number == 0:
-            return {}
+    def _is_asynchronous(self, number: int) -> bool:
+        """Whether clients began when they could; in round 0 all begin together."""
+        return isinstance(self._exchange, Asynchronous) and number > 0
+
+    def _with_cohort(self, round_: Round) -> Round:
+        """The round with the clients that are asked, or whose results come next."""
+        number, nodes = round_.number, round_.nodes
+        if not self._is_asynchronous(number):
+            return replace(round_, cohort=self._draw_cohort(number, nodes))
+        assert isinstance(self._exchange, Asynchronous)
         size = self._config.federation.cohort_size(len(nodes))
         clients = sorted(nodes, key=client_order)
-        arrivals = self._exchange.arrivals(number, clients, size, self._timeline, self._config.seed)
-        return dict(arrivals)
+        images = round_.images
+        if self._work is not None:
+            self._work.begin_round(round_)
+            images = {**self._work.images, **images}  # who has left may answer all the same
+        work = self._timeline if self._work is None else self._work
+        arrivals = self._exchange.arrivals(number, clients, size, work, self._config.seed)
+        versions = dict(arrivals)
+        if self._work is not None:
+            versions |= dict.fromkeys(self._work.failed, number - 1)
+        return replace(round_, cohort=tuple(versions), versions=versions, images=images)
 
     def _draw_cohort(self, number: int, nodes: Mapping[str, int]) -> tuple[str, ...]:
         if isinstance(self._exchange, Asynchronous) and (

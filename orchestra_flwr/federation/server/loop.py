@@ -13,6 +13,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
 from orchestra_flwr.federation.exchanges import Exchange
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -24,7 +25,8 @@ from orchestra_flwr.federation.server.checkpoint import (
 from orchestra_flwr.federation.server.cohorts import Cohorts
 from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
-from orchestra_flwr.federation.server.members import Members
+from orchestra_flwr.federation.server.members import ConnectedMembers, Members
+from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_messages import RoundMessages
 from orchestra_flwr.federation.server.round_record import (
@@ -37,6 +39,7 @@ from orchestra_flwr.federation.server.round_report import FederationError, Round
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
+from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
@@ -147,6 +150,7 @@ class _Run:
             frozen_weights(self.models, members, folder),
         )
         self.timeline = self._timeline()
+        self.work = self._outstanding_work(grid, exchange)
         self.cohorts = self._cohorts(exchange)
         self.evaluator = evaluator
         self.best = BestEncoder(evaluator)
@@ -154,7 +158,7 @@ class _Run:
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.messages = RoundMessages(
-            grid, self.federation, members, folder, progress, self.timeline
+            grid, self.federation, members, folder, progress, self.timeline, self.work
         )
 
     def _cohorts(self, exchange: Exchange) -> Cohorts:
@@ -165,6 +169,7 @@ class _Run:
             self.folder,
             exchange=exchange,
             timeline=self.timeline,
+            work=self.work,
             capacity=self.learner.capacity,
             keep_state=keeps_state(self.config, self.learner) or exchange.remembers,
             message=self.progress.message,
@@ -176,6 +181,14 @@ class _Run:
         if not devices:
             return None
         return Timeline(self.config, devices, self.members.images, self.models.schemas)
+
+    def _outstanding_work(self, grid: Grid, exchange: Exchange) -> OutstandingWork | None:
+        """Of real clients that begin and end when they can."""
+        members = self.members
+        if not (isinstance(exchange, Asynchronous) and isinstance(members, ConnectedMembers)):
+            return None
+        assert isinstance(grid, SuperLinkGrid)
+        return OutstandingWork(grid, self.federation, members)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -253,10 +266,11 @@ class _Run:
         if self._is_evaluated_before(number):
             evaluation = self._evaluate(number)
         evaluated_in = time.perf_counter() - began
-        round_ = Round(number, {})
+        round_, started = Round(number, {}), time.perf_counter()
         if exchanged or scored:
-            round_, position = self.cohorts.draw(number, position, evaluated=evaluated)
-        started = time.perf_counter()  # waiting for clients to come is no part of a round
+            round_, position = self._drawn(number, position, evaluated=evaluated)
+        if self.work is None:
+            started = time.perf_counter()  # waiting for clients to come is no part of a round
         report = RoundReport()
         if number > 0:
             rounds = range(number, self.config.federation.rounds + 1)
@@ -284,21 +298,29 @@ class _Run:
         self.folder.append_metrics(record)
         self.best.consider(record, *self._kept_backbone())
         spent = evaluated_in + time.perf_counter() - started
-        position = self._after(position.after(number, report, spent), report, drawn)
+        position = self._after(position.after(number, report, spent), report, round_, drawn)
         record_json = self.record.to_json()
         save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
         self._show(round_, record, report, evaluation[0], seconds)
         self._share(number)
         return position
 
-    def _after(self, position: Position, report: RoundReport, drawn: list[list[int]]) -> Position:
+    def _drawn(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
+        if self.work is None or number == 0:
+            return self.cohorts.draw(number, position, evaluated=evaluated)
+        with self.progress.phase(f"round {number}: waiting for results"):
+            return self.cohorts.draw(number, position, evaluated=evaluated)
+
+    def _after(
+        self, position: Position, report: RoundReport, round_: Round, drawn: list[list[int]]
+    ) -> Position:
         """The position with what is remembered of the round that it is after."""
         exchange, best = self.federation.exchange.state(), self.best.position()
         position = replace(position, drawn=drawn, exchange=exchange, best=best)
         if self.timeline:
             position = replace(position, clock=self.timeline.state())
         if not self.members.share_disk:  # simulated clients' own records are this run's
-            last_used = report.last_used(position.last_used, position.round)
+            last_used = report.last_used(position.last_used, position.round, round_.versions)
             position = replace(position, last_used=last_used)
         elif self.federation.frozen:
             position = replace(position, holders=sorted(self.members.holders))
@@ -409,6 +431,8 @@ class _Run:
         if self.evaluator.why_not:
             summary["not_evaluated"] = self.evaluator.why_not
         exchange = self.federation.exchange
+        if self.work is not None:
+            self.work.give_up()
         chosen = self._save_encoders(self.folder, kept)
         if len(exchange.evaluated()) > 1:
             summary["model"] = chosen

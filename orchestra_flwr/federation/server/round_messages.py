@@ -12,6 +12,7 @@ from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
 from orchestra_flwr.federation.server.checkpoint import run_id
 from orchestra_flwr.federation.server.members import Members
+from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import late_line
 from orchestra_flwr.federation.server.round_report import RoundReport
@@ -37,6 +38,7 @@ class RoundMessages:
         folder: the run's.
         progress: what a person sees.
         timeline: the virtual time of a simulation with a clock.
+        work: of real clients that begin and end when they can.
     """
 
     grid: Grid
@@ -45,6 +47,7 @@ class RoundMessages:
     folder: RunFolder
     progress: Progress
     timeline: Timeline | None
+    work: OutstandingWork | None = None
 
     @property
     def ends_early(self) -> bool:
@@ -83,6 +86,10 @@ class RoundMessages:
             secure.exchange(self.grid, timeout, run, self.members.verify)
             return
         strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
+        if self.work is not None and round_.versions:
+            report.bytes_down += self.work.bytes_sent
+            strategy.aggregate_train(round_.number, self.work.replies(round_.cohort))
+            return
         messages = strategy.configure_train(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
         if self.ends_early and not round_.versions:
             strategy.aggregate_first(self._first_replies(round_, strategy, messages))

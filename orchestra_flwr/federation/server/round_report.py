@@ -120,17 +120,24 @@ class RoundReport:
         """Images behind the row with the fewest of them that any client sent; None without any."""
         return min((size for size in self.smallest_groups.values() if size), default=None)
 
-    def last_used(self, before: Mapping[str, Mapping[str, int]], number: int) -> LastUsed:
+    def last_used(
+        self,
+        before: Mapping[str, Mapping[str, int]],
+        number: int,
+        versions: Mapping[str, int],
+    ) -> LastUsed:
         """What each client was last used for, so that one that has lost its records notices.
 
         Args:
             before: the same before this round.
             number: of this round.
+            versions: by client the round whose model it began with, where that is another than the
+                last: the client knows its work by the round after that.
         """
         last_used = {name: dict(rounds) for name, rounds in before.items()}
         for word, names in ((TRAINED, self.trained), (CONTRIBUTED, self.contributors)):
             for name in sorted(names):
-                last_used.setdefault(name, {})[word] = number
+                last_used.setdefault(name, {})[word] = versions.get(name, number - 1) + 1
         return last_used
 
     def summarise(self) -> None:

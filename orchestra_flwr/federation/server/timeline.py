@@ -33,6 +33,8 @@ class Timeline:
         now: seconds.
     """
 
+    resumable = True
+
     def __init__(
         self,
         config: Config,
@@ -96,6 +98,20 @@ class Timeline:
         seconds = models * self._down / device.down + images / device.images_per_second
         seconds += (self._rows + self._up * trains) / device.up
         return device.end(self.now, seconds)
+
+    def begin(self, clients: Sequence[str]) -> list[float]:
+        """When the replies of clients come that begin to train now."""
+        return [self.end(client, trains=True) for client in clients]
+
+    def next(self, at_work: Mapping[str, float]) -> tuple[str, bool]:
+        """Time passes until the first of these has answered; all do.
+
+        Args:
+            at_work: when their replies come.
+        """
+        client = min(at_work, key=lambda name: at_work[name])
+        self.now = max(self.now, at_work[client])
+        return client, True
 
     def receive_first(
         self,

@@ -1,0 +1,153 @@
+"""What real clients work on from round to round, where they begin and end when they can."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from orchestra_flwr.federation.exchanges import Stage, Task
+from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_report import RoundReport
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy
+from orchestra_flwr.flower.streaming_grid import NODE_GONE, failure
+from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
+
+LOOK_SECONDS = 0.2  # between two looks for replies, which cost nothing while clients train
+MEET_SECONDS = 2.0  # between two looks for clients that come
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a client works on.
+
+    Attributes:
+        key: of the message; None: it could not be sent.
+        message: with the model, which the SuperLink deletes when the client has fetched it.
+        images: of the client, which may have left when it is used.
+        since: when it was sent, on the monotonic clock.
+    """
+
+    key: str | None
+    message: Message
+    images: int
+    since: float
+
+
+class OutstandingWork:
+    """The tasks of real clients that are under way, each begun with the model of its time.
+
+    They are lost with the server's process: a run that is resumed asks all clients anew.
+
+    Args:
+        grid: of the SuperLink.
+        federation: what all rounds share.
+        members: the clients.
+        started: called with the number of a round and of the results that it waits for.
+        pause: waits for a number of seconds.
+    """
+
+    resumable = False
+
+    def __init__(
+        self,
+        grid: SuperLinkGrid,
+        federation: Federation,
+        members: ConnectedMembers,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid = grid
+        self._federation = federation
+        self._members = members
+        self._pause = pause
+        self._round = Round(0, {})
+        self._asked: dict[str, _Asked] = {}
+        self._answered: list[str] = []  # clients, in the order in which their replies came
+        self._failed: dict[str, Message] = {}  # of this round: an error in place of each reply
+        self._sent = RoundReport()
+
+    def begin_round(self, round_: Round) -> None:
+        """From now on clients begin with the model of this round's beginning."""
+        self._round, self._sent = round_, RoundReport()
+
+    @property
+    def images(self) -> Mapping[str, int]:
+        """That the clients at work have; some of them may have left."""
+        return {client: asked.images for client, asked in self._asked.items()}
+
+    def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
+        """Those of the clients that are still here."""
+        here = self._members.present()
+        return [client for client in clients if client in here]
+
+    def begin(self, clients: Sequence[str]) -> list[float]:
+        """Sends the newest model; returns when, on the monotonic clock."""
+        tasks = tuple(Task(client, (self._federation.models.first,)) for client in clients)
+        strategy = OrchestraStrategy(self._federation, self._round, Stage(tasks), self._sent)
+        messages = strategy.configure_train(
+            self._round.number, ArrayRecord(), ConfigRecord(), self._grid
+        )
+        now = time.monotonic()
+        for client, message in zip(clients, messages, strict=True):
+            key = next(iter(self._grid.push_messages([message])), None)
+            self._asked[client] = _Asked(key, message, self._round.images[client], now)
+        return [now] * len(clients)
+
+    def next(self, at_work: Mapping[str, float]) -> tuple[str, bool]:
+        """The first that has answered; False: with an error, or not in time."""
+        met = time.monotonic()
+        while True:
+            self._look(at_work)
+            for client in [*self._failed, *self._answered]:
+                if client in at_work:
+                    return client, client not in self._failed
+            if time.monotonic() - met > MEET_SECONDS:  # who comes meanwhile is greeted
+                self._members.present()
+                met = time.monotonic()
+            self._pause(LOOK_SECONDS)
+
+    def replies(self, clients: Sequence[str]) -> Iterator[Message]:
+        """The replies of clients that :meth:`next` returned, fetched one by one."""
+        for client in clients:
+            asked = self._asked.pop(client)
+            if client in self._failed:
+                yield self._failed.pop(client)
+            else:
+                self._answered.remove(client)
+                assert asked.key is not None
+                yield self._grid.fetch(asked.key, asked.message)
+
+    @property
+    def failed(self) -> list[str]:
+        """The clients of this round that have no result."""
+        return [*self._failed]
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of arrays, since the round began."""
+        return self._sent.bytes_down
+
+    def give_up(self) -> None:
+        """Nobody waits for what is under way."""
+        for asked in self._asked.values():
+            if asked.key is not None:
+                self._grid.give_up(asked.key)
+        self._asked, self._answered, self._failed = {}, [], {}
+
+    def _look(self, at_work: Collection[str]) -> None:
+        """Notes who has answered, failed, or not answered in time."""
+        waiting = {c: self._asked[c] for c in at_work if c not in self._answered}
+        limit = self._federation.config.federation.round_timeout
+        keys = {asked.key: client for client, asked in waiting.items() if asked.key is not None}
+        came = {keys[key]: good for key, good in self._grid.look(keys).items()}
+        for client, asked in waiting.items():
+            if asked.key is None:
+                self._failed[client] = failure(NODE_GONE, asked.message)
+            elif came.get(client):
+                self._answered.append(client)
+            elif client in came:
+                self._failed[client] = self._grid.fetch(asked.key, asked.message)
+            elif time.monotonic() - asked.since > limit:
+                self._failed[client] = failure(self._grid.why_silent(asked.key), asked.message)
+                self._grid.give_up(asked.key)
