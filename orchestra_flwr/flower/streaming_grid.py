@@ -198,9 +198,14 @@ class StreamingGrid(Grid):
                 return reply
             self._check_engine()
             if deadline is not None and time.monotonic() > deadline:
+                why = self.why_silent(message_id)
                 self.give_up(message_id)
-                return failure("no reply within federation.round_timeout", message)
+                return failure(why, message)
             time.sleep(self._poll)
+
+    def why_silent(self, message_id: str) -> str:
+        """Says of a message that nobody answered in time what is missing."""
+        return "no reply within federation.round_timeout"
 
     def give_up(self, message_id: str) -> None:
         """Called for a message whose client has not answered it, or only with an error."""

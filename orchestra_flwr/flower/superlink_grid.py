@@ -5,18 +5,23 @@ Checked against Flower 1.41: `HttpGrid`, and what a SuperLink deletes when.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from flwr.app import Message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
+from orchestra_flwr.flower.reply_upload import ReplyUpload, UploadedClient
 from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, StreamingGrid, failure
 
 LOOK_SECONDS = 0.001  # at least between two looks, for each client that is waited for
 TOO_LARGE = "its reply cannot be fetched: it is too large"
+STALLED = "its reply was not uploaded whole within federation.round_timeout"
 
 
 class SuperLinkGrid(StreamingGrid):
@@ -44,6 +49,7 @@ class SuperLinkGrid(StreamingGrid):
         self._superlink = grid
         self._sent = sent
         self._given_up: set[str] = set()
+        self._uploads: dict[str, ReplyUpload] = {}  # by the message: replies that are not fetched
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the wrapped grid."""
@@ -65,9 +71,9 @@ class SuperLinkGrid(StreamingGrid):
     ) -> Iterator[Arrival]:
         """Yields replies until there are enough, those that wait in the order of the messages.
 
-        Who has answered is seen without fetching arrays, so memory is that of one reply. A message
-        without a reply is given up at the end: a client that has not fetched it gets none, and the
-        reply of one that works on it is deleted in the next round.
+        A reply counts when it has been uploaded whole; that is seen part by part, and memory is
+        that of one reply. A message without a reply is given up at the end: a client that has not
+        fetched it gets none, and the reply of one that works on it is deleted in the next round.
 
         Args:
             messages: of a stage.
@@ -86,53 +92,80 @@ class SuperLinkGrid(StreamingGrid):
                 yield Arrival(place, failure(NODE_GONE, message), 0.0)
             else:
                 waiting[message_id] = (place, message)
-        came: dict[str, tuple[PullAppMessagesResponse, float]] = {}
+        came: dict[str, float] = {}
         while waiting and needed() > 0:
             self._check_engine()
             seconds = time.monotonic() - began
-            if unanswered := waiting.keys() - came.keys():
-                for key, response in self._look(unanswered):
-                    came[key] = (response, seconds)
-            good = sum(not found.messages_list[0].HasField("error") for found, _ in came.values())
+            came |= dict.fromkeys(self._look(waiting.keys() - came.keys()), seconds)
+            good = sum(self._uploads[key].is_good for key in came)
             over = seconds > timeout
             if good < min(needed(), len(waiting)) and len(came) < len(waiting) and not over:
                 time.sleep(max(self._poll, LOOK_SECONDS * len(waiting)))
                 continue
             for key in [key for key in waiting if key in came]:
                 place, message = waiting.pop(key)
-                response, seconds = came.pop(key)
-                yield Arrival(place, self._fetched(key, response, message), seconds)
+                yield Arrival(place, self._fetched(key, message), came.pop(key))
             if over:
                 break
         for key in waiting:
             self.give_up(key)
 
-    def _look(self, message_ids: Iterable[str]) -> Iterator[tuple[str, PullAppMessagesResponse]]:
-        """The replies that have come, without arrays, each by the message that it answers."""
-        request = PullAppMessagesRequest(message_ids=message_ids)
-        found = self._superlink._runtime_client.PullMessages(request)
-        trees = found.message_object_trees
-        for reply, tree in zip(found.messages_list, trees, strict=True):
-            one = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
-            yield reply.metadata.reply_to_message_id, one
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As :meth:`StreamingGrid.pull_messages`, of the replies that have been uploaded whole."""
+        replies: list[Message] = []
+        for message_id in message_ids:  # one by one: what is held is one reply
+            for key in self._look([message_id], hold=True):
+                replies += self._pulled(key)
+        return replies
 
-    def _fetched(self, key: str, response: PullAppMessagesResponse, message: Message) -> Message:
+    def _look(self, message_ids: Iterable[str], *, hold: bool = False) -> list[str]:
+        """The messages whose replies are there whole, or never will be."""
+        wanted = list(message_ids)
+        if unseen := [key for key in wanted if key not in self._uploads]:
+            request = PullAppMessagesRequest(message_ids=unseen)
+            found = self._superlink._runtime_client.PullMessages(request)
+            trees = found.message_object_trees
+            for reply, tree in zip(found.messages_list, trees, strict=True):
+                one = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
+                self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(one)
+        seen = [key for key in wanted if key in self._uploads]
+        return [key for key in seen if self._uploads[key].is_over(self._pull_object, hold=hold)]
+
+    def _pull_object(self, object_id: str) -> PullObjectResponse:
+        request = PullObjectRequest(
+            node=self._superlink.node, run_id=self.run.run_id, object_id=object_id
+        )
+        return self._superlink._runtime_client.PullObject(request)
+
+    def _pulled(self, key: str) -> Iterable[Message]:
         """A reply that was seen, with its arrays: Flower's steps after it has been told of it."""
-        client = self._superlink._client
-        self._superlink._client = _Seen(client, response)  # type: ignore[assignment]
+        client = self._superlink._runtime_client
+        upload = self._uploads.pop(key)
+        self._superlink._client = UploadedClient(client, upload)  # type: ignore[assignment]
         try:
-            reply = next(iter(self.pull_messages([key])), failure(TOO_LARGE, message))
-        except UnreadableReplyError as error:
-            return failure(str(error), message)
+            return super().pull_messages([key])
         finally:
             self._superlink._client = client
+
+    def _fetched(self, key: str, message: Message) -> Message:
+        """As :meth:`_pulled`; what cannot be fetched is a failure."""
+        try:
+            reply = next(iter(self._pulled(key)), failure(TOO_LARGE, message))
+        except UnreadableReplyError as error:
+            return failure(str(error), message)
         if reply.has_error():
             self.give_up(key)
         return reply
 
+    def why_silent(self, message_id: str) -> str:
+        """As :meth:`StreamingGrid.why_silent`; a reply may have begun to come."""
+        return STALLED if message_id in self._uploads else super().why_silent(message_id)
+
     def give_up(self, message_id: str) -> None:
         """As :meth:`StreamingGrid.give_up`."""
         super().give_up(message_id)
+        if (upload := self._uploads.pop(message_id, None)) is not None:
+            self._delete(upload.message_id)
         self._delete(message_id)
         self._given_up.add(message_id)
 
@@ -153,18 +186,3 @@ class SuperLinkGrid(StreamingGrid):
                 node=self._superlink.node, run_id=self.run.run_id, message_object_id=message_id
             )
         )
-
-
-class _Seen:
-    """Flower's client of the SuperLink, which knows the answer to the next `PullMessages`."""
-
-    def __init__(self, client: Any, response: PullAppMessagesResponse) -> None:
-        self._client = client
-        self._response = response
-
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
-        """What was answered when it was asked before: a SuperLink tells of each reply once."""
-        return self._response
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)

@@ -1,5 +1,6 @@
 """What a SuperLink keeps of clients that do not answer: on Flower's own state and handlers."""
 
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -97,6 +98,10 @@ class Client:
 
     def answer(self, message, value):
         """Pushes a model as the reply."""
+        assert all(self.upload(message, value))
+
+    def upload(self, message, value):
+        """As :meth:`answer`, one part at a time; yields whether it was stored."""
         reply = Message(model(value), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         request = PushMessagesRequest(
@@ -114,7 +119,7 @@ class Client:
                 object_id=object_id,
                 object_content=objects[object_id].deflate(),
             )
-            assert fleet_handlers.push_object(push, self.superlink.state).stored
+            yield fleet_handlers.push_object(push, self.superlink.state).stored
 
 
 def model(value):
@@ -295,3 +300,85 @@ def test_nobody_is_waited_for_beyond_the_limit_and_a_sleeping_client_gets_no_old
     work = lambda look: look or quick.answer(quick.fetch(), 2.0)  # noqa: E731
     assert values_of(first(grid, [asleep, quick], work, needed=2, timeout=0.1)) == [(1, 2.0)]
     assert asleep.fetch() is None and superlink.kept() == 0
+
+
+def test_an_upload_counts_when_it_is_whole(superlink, grid):
+    client = Client(superlink, "a")
+    uploads = []
+
+    def work(look):
+        if look == 0:
+            uploads.append(client.upload(client.fetch(), 2.0))
+        elif look > 3:
+            next(uploads[0], None)
+        arrivals_before.append(look)
+
+    arrivals_before = []
+    (arrival,) = first(grid, [client], work, needed=1)
+    assert arrival.reply.content["arrays"]["w"].numpy()[0] == 2
+    assert len(arrivals_before) > 6  # several parts, one a look
+    assert superlink.kept() == 0 and not grid._uploads
+
+
+@pytest.mark.parametrize("stalled_place", [0, 1])
+def test_a_stalled_upload_neither_ends_a_stage_nor_holds_it_up(superlink, grid, stalled_place):
+    stalled, quick = Client(superlink, "stalled"), Client(superlink, "quick")
+    uploads = []
+
+    def work(look):
+        if look == 0:
+            uploads.append(stalled.upload(stalled.fetch(), 5.0))
+            assert next(uploads[0])
+        elif look == 5:
+            quick.answer(quick.fetch(), 2.0)
+
+    clients = [quick]
+    clients.insert(stalled_place, stalled)
+    assert values_of(first(grid, clients, work, needed=1)) == [(1 - stalled_place, 2.0)]
+    assert superlink.kept() == 0 and not grid._uploads
+    assert not any(uploads[0])  # nobody waits for what follows
+
+
+def test_all_but_a_stalled_upload_count_when_time_is_up(superlink, grid):
+    stalled, quick = Client(superlink, "stalled"), Client(superlink, "quick")
+
+    def work(look):
+        if look == 0:
+            assert next(stalled.upload(stalled.fetch(), 5.0))
+            quick.answer(quick.fetch(), 2.0)
+
+    arrivals = first(grid, [stalled, quick], work, needed=2, timeout=0.1)
+    assert values_of(arrivals) == [(1, 2.0)]
+    assert superlink.kept() == 0
+
+
+def test_an_ordinary_round_waits_for_a_stalled_upload_until_its_own_time_is_up(superlink, grid):
+    stalled, quick = Client(superlink, "stalled"), Client(superlink, "quick")
+
+    def work():
+        for client, parts in ((stalled, 1), (quick, 100)):
+            if (message := client.fetch()) is not None:
+                list(zip(client.upload(message, 2.0), range(parts), strict=False))
+
+    began = time.monotonic()
+    lost, good = a_round(grid, [stalled, quick], work, 1.0)
+    assert time.monotonic() - began < 5
+    assert "not uploaded whole within federation.round_timeout" in lost.error.reason
+    assert good.content["arrays"]["w"].numpy()[0] == 2
+    assert superlink.kept() == 0 and not grid._uploads
+
+
+def test_an_upload_that_is_withdrawn_is_an_error(superlink, grid):
+    client, good = Client(superlink, "a"), Client(superlink, "b")
+
+    def work(look):
+        if look == 0:
+            assert next(client.upload(client.fetch(), 5.0))
+        elif look == 2:
+            (upload,) = grid._uploads.values()
+            superlink.store.delete(upload.message_id)
+        elif look == 4:
+            good.answer(good.fetch(), 2.0)
+
+    assert values_of(first(grid, [client, good], work, needed=1)) == [(0, None), (1, 2.0)]
+    assert superlink.kept() == 0 and not grid._uploads
