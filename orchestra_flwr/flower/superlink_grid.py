@@ -63,7 +63,7 @@ class SuperLinkGrid(StreamingGrid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """As :meth:`StreamingGrid.send_and_receive`."""
-        self._delete_late_replies()
+        self.delete_late_replies()
         yield from super().send_and_receive(messages, timeout=timeout)
 
     def receive_first(
@@ -83,7 +83,7 @@ class SuperLinkGrid(StreamingGrid):
         Raises:
             EngineStoppedError: the engine has stopped.
         """
-        self._delete_late_replies()
+        self.delete_late_replies()
         began = time.monotonic()
         waiting: dict[str, tuple[int, Message]] = {}
         for place, message in enumerate(messages):
@@ -104,7 +104,7 @@ class SuperLinkGrid(StreamingGrid):
                 continue
             for key in [key for key in waiting if key in came]:
                 place, message = waiting.pop(key)
-                yield Arrival(place, self._fetched(key, message), came.pop(key))
+                yield Arrival(place, self.fetch(key, message), came.pop(key))
             if over:
                 break
         for key in waiting:
@@ -147,8 +147,17 @@ class SuperLinkGrid(StreamingGrid):
         finally:
             self._superlink._client = client
 
-    def _fetched(self, key: str, message: Message) -> Message:
-        """As :meth:`_pulled`; what cannot be fetched is a failure."""
+    def look(self, message_ids: Iterable[str]) -> dict[str, bool]:
+        """The messages whose replies can be fetched, and whether each is good, or an error.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
+        """
+        self._check_engine()
+        return {key: self._uploads[key].is_good for key in self._look(message_ids)}
+
+    def fetch(self, key: str, message: Message) -> Message:
+        """A reply that :meth:`look` names, with its arrays; what cannot be fetched is a failure."""
         try:
             reply = next(iter(self._pulled(key)), failure(TOO_LARGE, message))
         except UnreadableReplyError as error:
@@ -169,8 +178,8 @@ class SuperLinkGrid(StreamingGrid):
         self._delete(message_id)
         self._given_up.add(message_id)
 
-    def _delete_late_replies(self) -> None:
-        """Asks for the replies, but not for their arrays."""
+    def delete_late_replies(self) -> None:
+        """Deletes what came of messages that were given up; their arrays are not fetched."""
         if not self._given_up:
             return
         request = PullAppMessagesRequest(message_ids=self._given_up)

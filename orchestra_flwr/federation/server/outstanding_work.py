@@ -1,7 +1,7 @@
 """What real clients work on from round to round, where they begin and end when they can."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -55,12 +55,10 @@ class OutstandingWork:
         grid: SuperLinkGrid,
         federation: Federation,
         members: ConnectedMembers,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._grid = grid
         self._federation = federation
         self._members = members
-        self._pause = pause
         self._round = Round(0, {})
         self._asked: dict[str, _Asked] = {}
         self._answered: list[str] = []  # clients, in the order in which their replies came
@@ -83,6 +81,7 @@ class OutstandingWork:
 
     def begin(self, clients: Sequence[str]) -> list[float]:
         """Sends the newest model; returns when, on the monotonic clock."""
+        self._grid.delete_late_replies()
         tasks = tuple(Task(client, (self._federation.models.first,)) for client in clients)
         strategy = OrchestraStrategy(self._federation, self._round, Stage(tasks), self._sent)
         messages = strategy.configure_train(
@@ -105,7 +104,7 @@ class OutstandingWork:
             if time.monotonic() - met > MEET_SECONDS:  # who comes meanwhile is greeted
                 self._members.present()
                 met = time.monotonic()
-            self._pause(LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def replies(self, clients: Sequence[str]) -> Iterator[Message]:
         """The replies of clients that :meth:`next` returned, fetched one by one."""

@@ -1,0 +1,216 @@
+"""Real clients that begin and end when they can: rounds worked by hand."""
+
+import pytest
+from flwr.app import Error, Message
+
+from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.messages.fields import CONFIG
+from orchestra_flwr.federation.server import outstanding_work
+from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
+from orchestra_flwr.reporting import RunFolder
+
+BRIGHTNESS = {"a": 0.0, "b": 0.2, "c": 0.4, "d": 1.0}
+SECONDS = {"a": 1.0, "b": 2.2, "c": 3.9, "d": 10.2}  # of a round
+NEVER = float("inf")
+STEP = 0.05  # by which time passes when somebody looks
+
+
+class PacedGrid(SuperLinkGrid):
+    """Each client works for its seconds; time passes when nobody has answered."""
+
+    def __init__(self, app, seconds=SECONDS, failing=()):
+        self._inline, self.seconds, self.failing = InlineGrid(app), seconds, failing
+        self.now, self._due, self.tasks, self.given_up = 0.0, {}, [], []
+        self._uploads = {}
+
+    def get_node_ids(self):
+        return self._inline.get_node_ids()
+
+    def push_messages(self, messages):
+        for message in messages:
+            task = message.content[CONFIG]
+            client = task["client"]
+            key = f"{client}{len(self.tasks)}"
+            self.tasks.append((client, task["round"], dict(task)))
+            self._due[key] = (self.now + self.seconds[client], client, message)
+            yield key
+
+    def look(self, message_ids):
+        due = sorted((self._due[key][0], key) for key in message_ids)
+        if due and due[0][0] > self.now:
+            self.now += STEP
+        return {key: self._due[key][1] not in self.failing for at, key in due if at <= self.now}
+
+    def fetch(self, key, message):
+        _, client, message = self._due.pop(key)
+        if client in self.failing:
+            return Message(Error(code=1, reason="it failed"), reply_to=message)
+        (reply,) = self._inline.send_and_receive([message])
+        return reply
+
+    def give_up(self, message_id):
+        self.given_up.append(message_id)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self._inline.send_and_receive(messages)
+
+    def delete_late_replies(self):
+        pass
+
+    run = property(lambda self: None)
+
+
+class Here(ConnectedMembers):
+    """Clients that are here until they leave."""
+
+    def __init__(self, grid, parts):
+        super().__init__(grid, None, len(parts), lambda line: None)
+        self.images = {name: len(part) for name, part in parts.items()}
+        self._nodes = dict.fromkeys(parts, grid.get_node_ids()[0])
+        self.lost = []
+
+    def present(self):
+        return dict(self._nodes)
+
+    def mark_lost(self, names):
+        self.lost += names
+
+
+@pytest.fixture
+def real(toy, monkeypatch):
+    monkeypatch.setattr(outstanding_work, "LOOK_SECONDS", 0)
+
+    def make(*overrides, run="run", timeout=60.0):
+        config = toy(
+            "clock=virtual", "exchange=buffered", "exchange.buffer=2", "federation.rounds=7",
+            "federation.weighting=uniform", *overrides, run=run,
+        )  # fmt: skip
+        of_server = {"min_clients": 4, "round_timeout": timeout}
+        federation = config.federation.model_copy(update=of_server)
+        return config.model_copy(update={"federation": federation, "clock": toy().clock})
+
+    return make
+
+
+def arrivals(run):
+    return [record["exchange"]["arrivals"] for record in run.records[1:]]
+
+
+def test_updates_of_real_clients_worked_by_hand(federate, real):
+    """The same as on a virtual clock: `tests/federation/runs/test_buffered_runs.py`."""
+    grids = []
+
+    def grid(app):
+        grids.append(PacedGrid(app))
+        return grids[0]
+
+    run = federate(real(), grid=grid, members=Here)
+    assert arrivals(run) == [
+        [["a", 0], ["b", 0]],
+        [["a", 1], ["c", 0]],
+        [["b", 1], ["a", 2]],
+        [["a", 3], ["b", 3]],
+        [["c", 2], ["a", 4]],
+        [["a", 5], ["b", 4]],
+        [["d", 0], ["a", 6]],
+    ]
+    model, versions = 0.0, [0.0]
+    for number, results in enumerate(arrivals(run), 1):
+        changes = []
+        for client, version in results:
+            trained = versions[version] + 0.5 * (BRIGHTNESS[client] - versions[version])
+            changes.append((trained - versions[version]) / (number - version) ** 0.5)
+        model += sum(changes) / len(changes)
+        versions.append(model)
+    assert float(run.state["weights"][0, 0]) == pytest.approx(model, rel=1e-5)
+    sent = [(client, number) for client, number, _ in grids[0].tasks]
+    assert sent[:6] == [("a", 1), ("b", 1), ("c", 1), ("d", 1), ("a", 2), ("b", 2)]
+    assert grids[0].given_up  # who is at work when the run ends
+    model_bytes = run.summary["bytes_up"] / 14  # results
+    assert run.summary["bytes_down"] == model_bytes * len(grids[0].tasks) > 0
+
+
+def test_a_replay_in_a_simulation_has_the_same_bits(federate, real, toy):
+    run = federate(real(), grid=PacedGrid, members=Here)
+    replay = ("exchange=buffered", f"exchange.replay={run.folder.path}")
+    uniform = ("federation.weighting=uniform", "federation.rounds=7")
+    again = federate(toy(*replay, *uniform, run="replay"))
+    assert arrivals(run) == arrivals(again)
+    for name, tensor in again.state.items():
+        assert name.startswith("exchange/") or tensor.equal(run.state[name])
+
+
+def test_a_client_is_told_the_round_of_its_own_work_that_was_used(federate, real):
+    grids = []
+
+    def grid(app):
+        grids.append(PacedGrid(app))
+        return grids[0]
+
+    federate(real(), grid=grid, members=Here)
+    used = [
+        (number, task.get("trained")) for client, number, task in grids[0].tasks if client == "c"
+    ]
+    assert used == [(1, None), (3, 1), (6, 3)]  # round 2 used what c began in round 1
+
+
+def test_clients_that_fail_are_dropped_and_the_others_fill_the_buffer(federate, real):
+    failing = lambda app: PacedGrid(app, failing=("b",))  # noqa: E731
+    run = federate(real(), grid=failing, members=Here)
+    assert all("b" not in dict(round_) and len(round_) == 2 for round_ in arrivals(run))
+    first = run.records[1]["clients"]
+    assert first["dropped"] == [{"client": "b", "reason": "it failed"}] or "b" in str(first)
+
+
+def test_a_client_that_never_answers_is_given_up_after_the_timeout(federate, real):
+    members = []
+
+    def here(grid, parts):
+        members.append(Here(grid, parts))
+        return members[0]
+
+    silent = lambda app: PacedGrid(app, {**SECONDS, "a": NEVER})  # noqa: E731
+    run = federate(real(timeout=0.3), grid=silent, members=here)
+    assert "a" in members[0].lost
+    assert all("a" not in dict(round_) for round_ in arrivals(run))
+    assert any("no reply within" in str(record["clients"]) for record in run.records[1:])
+
+
+def test_where_all_fail_the_run_ends_in_a_line(federate, real):
+    failing = lambda app: PacedGrid(app, failing=tuple("abcd"))  # noqa: E731
+    with pytest.raises(FederationError, match="round 1: 0 of 4 clients answered well"):
+        federate(real(), grid=failing, members=Here)
+
+
+def test_a_resumed_run_asks_all_clients_anew(federate, real):
+    config = real()
+    folder = RunFolder.create(config)
+    calls = []
+
+    def dies(app):
+        grid = PacedGrid(app)
+        fetch = grid.fetch
+
+        def fetched(key, message):
+            calls.append(key)
+            if len(calls) == 6:
+                raise KeyboardInterrupt
+            return fetch(key, message)
+
+        grid.fetch = fetched
+        return grid
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(config, grid=dies, folder=folder, members=Here)
+    grids = []
+
+    def grid(app):
+        grids.append(PacedGrid(app))
+        return grids[0]
+
+    run = federate(config, grid=grid, folder=RunFolder.resume(folder.path), members=Here)
+    assert [(c, n) for c, n, _ in grids[0].tasks][:4] == [("a", 3), ("b", 3), ("c", 3), ("d", 3)]
+    assert arrivals(run)[2] == [["a", 2], ["b", 2]]
+    assert not any(name.startswith("exchange/") for name in run.state)
