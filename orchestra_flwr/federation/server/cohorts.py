@@ -72,15 +72,17 @@ class Cohorts:
             FederationError: the clients that the run needs do not come, or none has a number.
         """
         nodes = self._members.connected()
+        busy = len(self._members.images) - len(nodes)
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
         versions = self._arrivals(number, nodes)
         if self._timeline is not None and not versions:
             nodes = {client: nodes[client] for client in self._timeline.free(nodes)}
+            busy = self._timeline.busy()
         images = {name: self._members.images[name] for name in nodes}
         most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
-        cohort = tuple(versions) or self._draw_cohort(number, nodes)
+        cohort = tuple(versions) or self._draw_cohort(number, nodes, busy)
         round_ = Round(
             number,
             nodes,
@@ -94,6 +96,7 @@ class Cohorts:
             most,
             position.usual,
             position.limit(self._config.federation),
+            busy,
             versions,
         )
         return round_, replace(position, clients=clients)
@@ -107,12 +110,12 @@ class Cohorts:
         arrivals = self._exchange.arrivals(number, clients, size, self._timeline, self._config.seed)
         return dict(arrivals)
 
-    def _draw_cohort(self, number: int, nodes: Mapping[str, int]) -> tuple[str, ...]:
+    def _draw_cohort(self, number: int, nodes: Mapping[str, int], busy: int) -> tuple[str, ...]:
         if isinstance(self._exchange, Asynchronous) and (
             recorded := self._exchange.recorded(number)
         ):
             return tuple(recorded)
-        size = self._config.federation.asked(len(nodes))
+        size = min(len(nodes), self._config.federation.asked(len(nodes) + busy))
         return draw_cohort(nodes, size, cohort_seed(self._config, self._privacy.key), number)
 
     def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:
