@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestra_flwr.config import Plugin
 
@@ -57,7 +57,12 @@ class Clock(Plugin, ABC):
 
     Args:
         settings: the plug-in's options under `clock.`.
+
+    Class attributes:
+        keeps_time: whether clients have devices, by which they can be late.
     """
+
+    keeps_time: ClassVar[bool] = True
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -57,12 +57,12 @@ class Buffered(Asynchronous, Exchange):
         super().check(config)
         settings = config.exchange.settings
         cohort = config.federation.cohort_size(config.federation.clients)
-        if config.aggregation.name != "mean":
+        if config.aggregation.plugin.holds_results:
             raise ValueError(
                 f"aggregation={config.aggregation.name}: must be mean with exchange=buffered, "
                 "whose results began with different models"
             )
-        if settings.replay is None and config.clock.name == "none":
+        if settings.replay is None and not config.clock.plugin.keeps_time:
             raise ValueError(
                 "exchange=buffered: only simulated clients can take part in it, with clock=virtual "
                 "or exchange.replay=<run folder>"

@@ -216,6 +216,23 @@ def test_what_does_not_fit_is_refused_in_a_line(tiny, options, line):
     assert "\n" not in str(error.value)
 
 
+STREAMING = """
+from orchestra_flwr.federation.aggregations.mean import Mean
+
+class Streamed(Mean):
+    pass
+"""
+
+
+@pytest.mark.parametrize("option", ["federation.enough=0.5", "exchange=buffered"])
+def test_any_aggregation_that_holds_no_results_will_do(tiny, option, user_package):
+    user_package({"aggregations/streamed.py": STREAMING})
+    config = tiny(
+        "plugins=[my_package]", "method=simclr", "clock=virtual", "aggregation=streamed", option
+    )
+    assert config.aggregation.name == "streamed"
+
+
 def test_without_a_clock_simulated_clients_are_in_time_and_real_ones_may_be_late(tiny):
     keys = {"federation.enough", "federation.oversample", "federation.deadline"}
     assert keys <= tiny().unread().keys() and not keys & tiny("clock=virtual").unread().keys()
