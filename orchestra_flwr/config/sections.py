@@ -338,6 +338,10 @@ class FederationConfig(Section):
         many = self.enough * self.cohort_size(clients) if self.enough <= 1 else self.enough
         return min(self.asked(clients), _ceil(many))
 
+    def needed(self, asked: int) -> int:
+        """Good replies of so many that are awaited without which a run ends."""
+        return _ceil(self.min_success * asked)
+
 
 def _ceil(value: float) -> int:
     """The next whole number, also of one that is whole but for rounding; at least 1."""

@@ -5,10 +5,11 @@ deadline, absent clients and buffered rounds then act as they would on such devi
 every run and however fast this machine is.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestra_flwr.config import Plugin
 
@@ -43,13 +44,12 @@ class Device:
     def end(self, start: float, seconds: float) -> float:
         """When work of so many seconds ends that begins at `start`; absence interrupts it."""
         now, away = self.back(start), self.hours_away * HOUR
-        while away:
-            left = DAY - (now - self.leaves * HOUR) % DAY  # until it goes away again
-            if seconds <= left:
-                break
-            seconds -= left
-            now += left + away
-        return now + seconds
+        left = DAY - (now - self.leaves * HOUR) % DAY  # until it goes away again
+        if not away or seconds <= left:
+            return now + seconds
+        # Whole days of work, then a part of one, above 0: work ends before the next absence.
+        days = max(0, math.ceil((seconds - left) / (DAY - away)) - 1)
+        return now + left + away + days * DAY + (seconds - left - days * (DAY - away))
 
 
 class Clock(Plugin, ABC):
@@ -57,7 +57,12 @@ class Clock(Plugin, ABC):
 
     Args:
         settings: the plug-in's options under `clock.`.
+
+    Class attributes:
+        keeps_time: whether clients have devices, by which they can be late.
     """
+
+    keeps_time: ClassVar[bool] = True
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -1,13 +1,15 @@
 """No clock: a simulation takes the time that it takes, and nobody is late."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestra_flwr.federation.clocks import Clock, Device
 
 
 class NoClock(Clock):
     """Every client is there and in time."""
+
+    keeps_time: ClassVar[bool] = False
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:

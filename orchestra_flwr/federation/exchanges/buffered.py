@@ -57,13 +57,13 @@ class Buffered(Asynchronous, Exchange):
         super().check(config)
         settings = config.exchange.settings
         cohort = config.federation.cohort_size(config.federation.clients)
-        if config.aggregation.name != "mean":
+        if config.aggregation.plugin.holds_results:
             raise ValueError(
                 f"aggregation={config.aggregation.name}: must be mean with exchange=buffered, "
                 "whose results began with different models"
             )
         simulated = config.federation.min_clients is None
-        if settings.replay is None and config.clock.name == "none" and simulated:
+        if settings.replay is None and not config.clock.plugin.keeps_time and simulated:
             raise ValueError(
                 "exchange=buffered: simulated clients take part in it with clock=virtual or "
                 "exchange.replay=<run folder>"

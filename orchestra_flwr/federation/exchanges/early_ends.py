@@ -29,7 +29,7 @@ def check_early_ends(config: Config) -> None:
         )
     clients = federation.clients
     wanted, asked = federation.enough, federation.asked(clients)
-    if 1 < asked < wanted and config.clock.name != "none":
+    if 1 < asked < wanted and config.clock.plugin.keeps_time:
         raise ValueError(
             f"federation.enough={wanted:g}: must be at most {asked}, the clients that a round asks"
         )
@@ -50,7 +50,7 @@ def _refused(config: Config) -> Iterator[str]:
             f"privacy.clip={privacy.clip:g}: who counts would depend on who else answers, so one "
             "client could change more than the account of privacy allows"
         )
-    if config.aggregation.name != "mean":
+    if config.aggregation.plugin.holds_results:
         yield (
             f"aggregation={config.aggregation.name}: it withstands a part of the whole cohort, "
             "and hostile clients may answer first"

@@ -31,6 +31,7 @@ from orchestra_flwr.tensor_files import load_tensors, save_tensors
 EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
+LEARNED_ROUNDS = 3  # a deadline follows from: one alone may have asked quick clients only
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Position:
             seconds: that it took, with its evaluation.
         """
         smallest = (self.smallest_cluster, report.smallest_group)
-        slowest = [] if report.slowest is None else [report.slowest]
+        # Clients that do not train, as in round 0, are faster than any that do.
+        slowest = [] if report.slowest is None or number == 0 else [report.slowest]
         return replace(
             self,
             round=number,
@@ -101,7 +103,7 @@ class Position:
 
     def limit(self, federation: FederationConfig) -> float:
         """Seconds after which a stage of the next round waits for nobody."""
-        if federation.deadline is None or not self.slowest:
+        if federation.deadline is None or len(self.slowest) < LEARNED_ROUNDS:
             return federation.round_timeout
         return min(federation.round_timeout, federation.deadline * max(self.slowest))
 

@@ -76,10 +76,12 @@ class Cohorts:
             FederationError: the clients that the run needs do not come, or none has a number.
         """
         nodes = self._members.connected()
+        busy = len(self._members.images) - len(nodes)
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
         if self._timeline is not None and not self._is_asynchronous(number):
             nodes = {client: nodes[client] for client in self._timeline.free(nodes)}
+            busy = self._timeline.busy()
         images = {name: self._members.images[name] for name in nodes}
         most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
@@ -96,6 +98,7 @@ class Cohorts:
             most,
             position.usual,
             position.limit(self._config.federation),
+            busy,
         )
         return self._with_cohort(round_), replace(position, clients=clients)
 
@@ -107,7 +110,7 @@ class Cohorts:
         """The round with the clients that are asked, or whose results come next."""
         number, nodes = round_.number, round_.nodes
         if not self._is_asynchronous(number):
-            return replace(round_, cohort=self._draw_cohort(number, nodes))
+            return replace(round_, cohort=self._draw_cohort(number, nodes, round_.busy))
         assert isinstance(self._exchange, Asynchronous)
         size = self._config.federation.cohort_size(len(nodes))
         clients = sorted(nodes, key=client_order)
@@ -122,12 +125,12 @@ class Cohorts:
             versions |= dict.fromkeys(self._work.failed, number - 1)
         return replace(round_, cohort=tuple(versions), versions=versions, images=images)
 
-    def _draw_cohort(self, number: int, nodes: Mapping[str, int]) -> tuple[str, ...]:
+    def _draw_cohort(self, number: int, nodes: Mapping[str, int], busy: int) -> tuple[str, ...]:
         if isinstance(self._exchange, Asynchronous) and (
             recorded := self._exchange.recorded(number)
         ):
             return tuple(recorded)
-        size = self._config.federation.asked(len(nodes))
+        size = min(len(nodes), self._config.federation.asked(len(nodes) + busy))
         return draw_cohort(nodes, size, cohort_seed(self._config, self._privacy.key), number)
 
     def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:

@@ -34,6 +34,7 @@ class Round:
         max_counted_images: of a client that count in a mean; None: all do.
         usual: of what moved the model before, see :class:`Plausibility`.
         limit: seconds after which a stage waits for nobody; None: `federation.round_timeout`.
+        busy: clients that are there, and at work on what nobody waits for.
         versions: by client the round whose model it began with, in the order in which results
             came; {}: all begin with the newest.
     """
@@ -50,7 +51,13 @@ class Round:
     max_counted_images: int | None = None
     usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
     limit: float | None = None
+    busy: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def there(self) -> int:
+        """How many clients are there, free or at work: a cohort is a share of them."""
+        return len(self.nodes) + self.busy
 
     @property
     def trains(self) -> bool:

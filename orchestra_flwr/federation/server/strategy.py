@@ -138,7 +138,7 @@ class OrchestraStrategy(Strategy):
                 yield task, arrival.reply, arrival.seconds
 
         metrics = self._aggregate(came())
-        self.report.late += late
+        self.report.late += [client for client in late if client not in self.report.late]
         return metrics
 
     def needed(self) -> int:
@@ -148,7 +148,7 @@ class OrchestraStrategy(Strategy):
     @property
     def _awaited(self) -> int:
         """With how many good replies the stage ends."""
-        return min(len(self.stage.tasks), self._config.federation.awaited(len(self.round.nodes)))
+        return min(len(self.stage.tasks), self._config.federation.awaited(self.round.there))
 
     def _aggregate(self, replies: Iterable[tuple[Task, Message, float | None]]) -> MetricRecord:
         """Updates the models by replies, each with the seconds after which it came if known."""
@@ -371,7 +371,7 @@ def check_round(
             If clients tried to train, and none could, it names the earlier round.
     """
     asked, answered = report.asked, report.answered
-    needed = max(1, int(np.ceil(federation.config.federation.min_success * asked)))
+    needed = federation.config.federation.needed(asked)
     if asked and answered < needed:
         first = [f"client {each.client}: {each.reason}" for each in report.dropped[:1]]
         keys = "(federation.round_timeout, federation.deadline)"

@@ -86,7 +86,7 @@ class Timeline:
         return self._devices[client].back(max(self.now, self._busy.get(client, 0.0)))
 
     def end(self, client: str, *, trains: bool, models: int = 1) -> float:
-        """When the reply of a client comes that is asked now.
+        """When the reply of a client comes that is asked now; it ends other work first.
 
         Args:
             client: its name.
@@ -97,7 +97,12 @@ class Timeline:
         images = self._images[client] * (self._epochs if trains else 1)
         seconds = models * self._down / device.down + images / device.images_per_second
         seconds += (self._rows + self._up * trains) / device.up
-        return device.end(self.now, seconds)
+        return device.end(max(self.now, self._busy.get(client, 0.0)), seconds)
+
+    def busy(self) -> int:
+        """How many clients are there, and at work on what nobody waits for."""
+        working = [client for client, end in self._busy.items() if end > self.now]
+        return sum(self._devices[client].back(self.now) <= self.now for client in working)
 
     def begin(self, clients: Sequence[str]) -> list[float]:
         """When the replies of clients come that begin to train now."""

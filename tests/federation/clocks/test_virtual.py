@@ -37,6 +37,14 @@ def test_absence_interrupts_work(leaves, hours, start):
     assert device.back(start * HOUR) == pytest.approx(first * HOUR / 4)
 
 
+def test_the_end_of_work_is_found_at_once_however_short_a_device_is_there():
+    device = Device(1, 1, 1, leaves=0.0, hours_away=24 - 1e-9)  # 3.6 microseconds a day
+    assert device.end(0.0, 1000.0) == pytest.approx(1000 / 3.6e-6 * DAY, rel=1e-3)
+    whole = Device(1, 1, 1, leaves=6.0, hours_away=12.0)
+    assert whole.end(0.0, 18 * HOUR) == 6 * HOUR + DAY  # it leaves when it has ended
+    assert whole.end(0.0, 18 * HOUR + 1) == 18 * HOUR + DAY + 1
+
+
 def test_slow_devices_are_drawn_from_the_seed():
     devices = drawn(slow=0.1, slower=10, images_per_second=50, up_mbit=8)
     slow = [name for name, device in devices.items() if device.images_per_second < 50]

@@ -7,7 +7,8 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.reading.compose import load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.checkpoint import Position
+from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.reporting import RunFolder
 
@@ -56,13 +57,12 @@ def test_a_round_ends_with_enough_replies_and_who_is_late_is_not_asked_before_it
     federate, toy, clock
 ):
     run = federate(toy(*clock, "federation.enough=0.5", "federation.rounds=3"))
-    # At 2 s a and b have answered, and are free; at 3 s a has again, and b works until 4.
-    assert seconds_of(run) == pytest.approx([0, 2, 3, 4], abs=1e-3)
-    assert clients_of(run, "late") == [["c", "d"], ["b"], []]
-    assert clients_of(run, "cohort") == [4, 2, 1]
-    first = mean(0.0, "ab")
-    second = mean(first, "a")  # half of those who are free
-    np.testing.assert_allclose(run.state["weights"][0, 0], mean(second, "a"), rtol=1e-6)
+    # At 2 s a and b have answered, and are free; at 4 s both have again, and c is free as well.
+    assert seconds_of(run) == pytest.approx([0, 2, 4, 6], abs=1e-3)
+    assert clients_of(run, "late") == [["c", "d"], [], ["c"]]
+    assert clients_of(run, "cohort") == [4, 2, 3]
+    second = mean(mean(0.0, "ab"), "ab")  # always half of all four, busy or not
+    np.testing.assert_allclose(run.state["weights"][0, 0], mean(second, "ab"), rtol=1e-6)
     assert clients_of(run, "counted_so_far") == [0.5, 0.5, 0.5]
 
 
@@ -95,14 +95,24 @@ def test_bad_replies_are_no_good_ones_and_the_next_one_is_awaited(federate, toy,
 def test_a_deadline_is_learned_from_the_slowest_of_earlier_rounds(federate, toy, clock, tmp_path):
     table = tmp_path / "devices.csv"
     lines = TABLE.replace("up_mbit\n", "up_mbit,leaves,hours_away\n").replace("0\n", "0,0,0\n")
-    table.write_text(lines.replace("d,1,1000000,1000000,0,0", "d,1,1000000,1000000,0,0.001"))
-    run = federate(toy(*clock, "federation.deadline=1.5", "federation.rounds=3"))
-    # d comes at 3.6 s and joins round 2, of which nobody waits more than 1.5 * 4 s; d needs 10.
-    assert clients_of(run, "cohort") == [3, 4, 3]
-    assert clients_of(run, "late") == [[], ["d"], []]
-    assert seconds_of(run) == pytest.approx([0, 4, 10, 14], abs=1e-2)
-    without = federate(toy(*clock, "federation.rounds=3", run="without"))
-    assert clients_of(without, "late") == [[], [], []] and seconds_of(without)[2] > 13
+    table.write_text(lines.replace("d,1,1000000,1000000,0,0", "d,1,1000000,1000000,0,0.003"))
+    run = federate(toy(*clock, "federation.deadline=1.5", "federation.rounds=5"))
+    # d comes at 10.8 s and joins round 4, of which nobody waits more than 1.5 * 4 s; d needs 10.
+    assert clients_of(run, "cohort") == [3, 3, 3, 4, 3]
+    assert clients_of(run, "late") == [[], [], [], ["d"], []]
+    assert seconds_of(run) == pytest.approx([0, 4, 8, 12, 18, 22], abs=1e-2)
+    without = federate(toy(*clock, "federation.rounds=5", run="without"))
+    assert clients_of(without, "late") == [[]] * 5 and seconds_of(without)[4] > 21
+
+
+def test_a_deadline_needs_three_rounds_of_training(tiny):
+    federation = tiny("clock=virtual", "federation.deadline=2").federation
+    position = Position(-1)
+    limits = []
+    for number, seconds in enumerate([1.0, 30.0, 10.0, 20.0]):  # nobody trains in round 0
+        position = position.after(number, RoundReport(slowest=seconds), 0.0)
+        limits.append(position.limit(federation))
+    assert limits == [3600, 3600, 3600, 60]
 
 
 def test_of_equally_fast_clients_each_counts_some_time(federate, tiny, tmp_path):
@@ -118,6 +128,21 @@ def test_too_few_in_time_end_the_run_and_are_counted(federate, toy, clock):
         FederationError, match="2 of 4 clients answered well.*asks for 3; 2 were late"
     ):
         federate(config)
+
+
+@pytest.mark.parametrize(
+    ("min_success", "asked", "needed"), [(0.55, 100, 55), (0.5, 3, 2), (0.1, 3, 1)]
+)
+def test_a_share_of_replies_is_not_rounded_up_twice(tiny, min_success, asked, needed):
+    federation = tiny(f"federation.min_success={min_success}").federation
+    assert federation.needed(asked) == needed
+
+
+def test_who_works_counts_among_those_of_whom_a_cohort_is_a_share(federate, toy, clock):
+    """Else, of clients that are late again and again, rounds of one client would be left."""
+    options = ("federation.participation=0.4", "federation.round_timeout=5", "federation.rounds=6")
+    run = federate(toy(*clock, *options, "federation.min_success=0.1"))
+    assert set(clients_of(run, "cohort")) == {2} and any(clients_of(run, "late"))
 
 
 def test_who_is_away_is_not_asked_and_time_passes_until_somebody_is_there(federate, toy, tmp_path):
@@ -189,6 +214,23 @@ def test_what_does_not_fit_is_refused_in_a_line(tiny, options, line):
     with pytest.raises(ConfigError, match=line) as error:
         tiny("clock=virtual", "method=simclr", *options)
     assert "\n" not in str(error.value)
+
+
+STREAMING = """
+from orchestra_flwr.federation.aggregations.mean import Mean
+
+class Streamed(Mean):
+    pass
+"""
+
+
+@pytest.mark.parametrize("option", ["federation.enough=0.5", "exchange=buffered"])
+def test_any_aggregation_that_holds_no_results_will_do(tiny, option, user_package):
+    user_package({"aggregations/streamed.py": STREAMING})
+    config = tiny(
+        "plugins=[my_package]", "method=simclr", "clock=virtual", "aggregation=streamed", option
+    )
+    assert config.aggregation.name == "streamed"
 
 
 def test_without_a_clock_simulated_clients_are_in_time_and_real_ones_may_be_late(tiny):
