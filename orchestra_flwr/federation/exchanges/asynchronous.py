@@ -55,6 +55,10 @@ class Asynchronous(ABC):
         """
 
     @abstractmethod
+    def results(self, size: int) -> int:
+        """How many results make an update, where so many clients work at the same time."""
+
+    @abstractmethod
     def recorded(self, round_: int) -> list[str] | None:
         """The clients of a round of a replay; None: it is no replay."""
 

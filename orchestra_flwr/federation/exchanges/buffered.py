@@ -73,7 +73,7 @@ class Buffered(Asynchronous, Exchange):
                 f"exchange.replay={settings.replay}: must be null, only simulated clients can "
                 "repeat what came when"
             )
-        if settings.replay is None and settings.buffer > cohort:
+        if simulated and settings.replay is None and settings.buffer > cohort:
             raise ValueError(
                 f"exchange.buffer={settings.buffer}: must be at most {cohort}, the clients that "
                 "work at the same time (federation.participation)"
@@ -121,7 +121,7 @@ class Buffered(Asynchronous, Exchange):
         assert work is not None
         self._resumable, self._arrived = work.resumable, []
         failed: set[str] = set()
-        while len(self._arrived) < min(self.settings.buffer, size):
+        while len(self._arrived) < self.results(size):
             busy = self._at_work.keys() | dict(self._arrived).keys() | failed
             others = [client for client in clients if client not in busy]
             free = work.free(others, wait=not self._at_work) if others else []
@@ -144,6 +144,10 @@ class Buffered(Asynchronous, Exchange):
             else:
                 failed.add(client)
         return self._arrived
+
+    def results(self, size: int) -> int:
+        """The buffer, or all clients at work if these are fewer."""
+        return min(self.settings.buffer, size)
 
     def recorded(self, round_: int) -> list[str] | None:
         """From the record of `exchange.replay`."""

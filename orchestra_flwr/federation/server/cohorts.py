@@ -116,7 +116,7 @@ class Cohorts:
         clients = sorted(nodes, key=client_order)
         images = round_.images
         if self._work is not None:
-            self._work.begin_round(round_)
+            self._work.begin_round(round_, self._exchange.results(size))
             images = {**self._work.images, **images}  # who has left may answer all the same
         work = self._timeline if self._work is None else self._work
         arrivals = self._exchange.arrivals(number, clients, size, work, self._config.seed)

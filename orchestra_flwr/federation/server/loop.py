@@ -188,7 +188,7 @@ class _Run:
         if not (isinstance(exchange, Asynchronous) and isinstance(members, ConnectedMembers)):
             return None
         assert isinstance(grid, SuperLinkGrid)
-        return OutstandingWork(grid, self.federation, members)
+        return OutstandingWork(grid, self.federation, members, self.progress.round_started)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -266,11 +266,12 @@ class _Run:
         if self._is_evaluated_before(number):
             evaluation = self._evaluate(number)
         evaluated_in = time.perf_counter() - began
-        round_, started = Round(number, {}), time.perf_counter()
+        round_ = Round(number, {})
         if exchanged or scored:
-            round_, position = self._drawn(number, position, evaluated=evaluated)
-        if self.work is None:
-            started = time.perf_counter()  # waiting for clients to come is no part of a round
+            round_, position = self.cohorts.draw(number, position, evaluated=evaluated)
+        started = time.perf_counter()  # waiting for clients to come is no part of a round
+        if self.work is not None and round_.versions:
+            started = self.work.began
         report = RoundReport()
         if number > 0:
             rounds = range(number, self.config.federation.rounds + 1)
@@ -304,12 +305,6 @@ class _Run:
         self._show(round_, record, report, evaluation[0], seconds)
         self._share(number)
         return position
-
-    def _drawn(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
-        if self.work is None or number == 0:
-            return self.cohorts.draw(number, position, evaluated=evaluated)
-        with self.progress.phase(f"round {number}: waiting for results"):
-            return self.cohorts.draw(number, position, evaluated=evaluated)
 
     def _after(
         self, position: Position, report: RoundReport, round_: Round, drawn: list[list[int]]

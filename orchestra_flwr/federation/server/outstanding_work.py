@@ -1,7 +1,7 @@
 """What real clients work on from round to round, where they begin and end when they can."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -55,19 +55,28 @@ class OutstandingWork:
         grid: SuperLinkGrid,
         federation: Federation,
         members: ConnectedMembers,
+        started: Callable[[int, int, str], None],
     ) -> None:
         self._grid = grid
         self._federation = federation
         self._members = members
+        self._started = started
+        self.began = 0.0
         self._round = Round(0, {})
         self._asked: dict[str, _Asked] = {}
         self._answered: list[str] = []  # clients, in the order in which their replies came
         self._failed: dict[str, Message] = {}  # of this round: an error in place of each reply
         self._sent = RoundReport()
 
-    def begin_round(self, round_: Round) -> None:
-        """From now on clients begin with the model of this round's beginning."""
-        self._round, self._sent = round_, RoundReport()
+    def begin_round(self, round_: Round, results: int) -> None:
+        """From now on clients begin with the model of this round's beginning.
+
+        Args:
+            round_: what tasks say of it.
+            results: that it waits for.
+        """
+        self._round, self._sent, self.began = round_, RoundReport(), time.perf_counter()
+        self._started(round_.number, results, "training")
 
     @property
     def images(self) -> Mapping[str, int]:

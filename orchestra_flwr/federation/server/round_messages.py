@@ -73,7 +73,8 @@ class RoundMessages:
                 models.copy(source, target)
             if not stage.tasks:
                 continue
-            self.progress.round_started(round_.number, len(stage.tasks), label)
+            if self.work is None or not round_.versions:  # else it was shown when it began
+                self.progress.round_started(round_.number, len(stage.tasks), label)
             self._stage(round_, stage, report, number)
         self._after(round_, report)
 
