@@ -1,0 +1,158 @@
+"""Seconds to the same linear probe with real processes, of which one is ten times slower.
+
+    python benchmarks/slow_clients.py [--target 0.6] [--pace 2]
+
+A real server with TLS, and ten clients with keys, each with a tenth of the training digits
+(affine_digits), half of them at work: rounds that wait for all, rounds that ask more clients and
+end with 80 %, and buffered updates. Every way uses 80 results. A client trains for real and waits
+until it has taken `--pace` seconds, the slow one ten times as long: so the machine's own speed
+matters little. Seconds are those of a clock on the wall, evaluation included.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import free_port, table, write
+from many_clients import ROOT, Server
+from PIL import Image
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.data import ImageSet, load_dataset
+
+NAMES = tuple("abcdefghij")
+SLOW, SLOWER = "j", 10
+SETTING = (
+    "method=simclr", "data=image_folder", "model.width=16", "training.local_epochs=1",
+    "federation.min_clients=10", "federation.participation=0.5", "evaluation.every=2",
+    "evaluation.limit=1000", "logging.progress=plain", "device=cpu",
+)  # fmt: skip
+WAYS = {
+    "all awaited": ("federation.rounds=16",),
+    "enough=0.8, oversample=1.25": (
+        "federation.rounds=20",
+        "federation.enough=0.8",
+        "federation.oversample=1.25",
+    ),
+    "buffered, 3 results": ("exchange=buffered", "exchange.buffer=3", "federation.rounds=27"),
+}
+
+
+def paced_client(seconds: float) -> None:
+    """`run_client.py` whose training takes so long."""
+    from flwr.app import RecordDict
+
+    from orchestra_flwr import cli
+    from orchestra_flwr.deployment.client_work import client_worker
+    from orchestra_flwr.deployment.processes import client_process
+
+    class Paced(client_worker.ClientWorker):
+        def train(self, content: RecordDict) -> RecordDict:
+            began = time.monotonic()
+            reply = super().train(content)
+            time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+            return reply
+
+    client_process.ClientWorker = Paced  # type: ignore[misc]
+    sys.exit(cli.client_main())
+
+
+def write_images(folder: Path) -> None:
+    """Digits as files: a folder of classes for the server, a folder for each client."""
+    dataset = load_dataset(load_config(["data=affine_digits"]).data)
+    for part, images in (("train", dataset.train), ("test", dataset.test)):
+        _save(folder / "server" / part, images)
+    for number, name in enumerate(NAMES):
+        _save(folder / "clients" / name, dataset.train, number)
+
+
+def _save(folder: Path, images: ImageSet, first: int | None = None) -> None:
+    """All images by class; or every tenth from the first on, in one folder."""
+    assert images.labels is not None
+    step = 1 if first is None else len(NAMES)
+    for index in range(first or 0, len(images), step):
+        place = folder / str(int(images.labels[index])) if first is None else folder
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images.images[index, 0].numpy()).save(place / f"{index:05}.png")
+
+
+def measure(folder: Path, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One federation: seconds until the probe reaches the target, and until the end."""
+    port, run = free_port(), folder / f"run-{len(list(folder.glob('run-*')))}"
+    server = Server(
+        run, port, f"security={folder / 'security'}", f"data.root={folder / 'server'}",
+        f"seed={arguments.seed}", *SETTING, *WAYS[way],
+    )  # fmt: skip
+    clients = []
+    try:
+        server.wait_for("listening on")
+        for name in NAMES:
+            pace = arguments.pace * (SLOWER if name == SLOW else 1)
+            command = [
+                sys.executable, str(Path(__file__).resolve()), f"--client={pace}",
+                f"server=localhost:{port}", f"security={folder / 'security' / 'bundles' / name}",
+                f"data.root={folder / 'clients' / name}", f"state={run}-state", "device=cpu",
+                "training.threads=1",
+            ]  # fmt: skip
+            clients.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL))
+        return outcome(run / "metrics.jsonl", server, arguments.target)
+    finally:
+        for client in clients:
+            client.terminate()
+            client.wait()
+        server.process.terminate()
+        server.process.wait()
+
+
+def outcome(metrics: Path, server: Server, target: float) -> dict[str, Any]:
+    """Follows a run until its last round."""
+    server.wait_for("client . joined", len(NAMES))
+    began, seen = time.monotonic(), 0
+    found: dict[str, Any] = {"seconds": None}
+    while True:
+        records = [json.loads(each) for each in metrics.read_text().splitlines()]
+        for record in records[seen:]:
+            scores = next(iter((record.get("scores") or {}).values()), None)
+            if scores and record["round"]:
+                found["last"] = scores["linear"]
+                if found["seconds"] is None and scores["linear"] >= target:
+                    found["seconds"] = time.monotonic() - began
+        seen = len(records)
+        if server.log.read_text().count("run folder:") > 1 or server.process.poll() is not None:
+            return {**found, "all": time.monotonic() - began}
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """Runs all ways, prints the table and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=float, default=0.6)
+    parser.add_argument("--pace", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="orch") as temporary:
+        folder = Path(temporary)
+        write_images(folder)
+        keys = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server",
+                f"folder={folder / 'security'}", "host=localhost",
+                f"client={','.join(NAMES)}"]  # fmt: skip
+        subprocess.run(keys, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        runs = {}
+        for way in WAYS:
+            runs[way] = measure(folder, way, arguments)
+            print(f"{way}: {runs[way]}", flush=True)
+    write("slow_clients", {**vars(arguments), "runs": runs})
+    head = ("", f"seconds to {arguments.target:g}", "seconds of the run", "probe at its end")
+    table(head, [(way, *(run[k] for k in ("seconds", "all", "last"))) for way, run in runs.items()])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1].startswith("--client="):
+        paced_client(float(sys.argv.pop(1).partition("=")[2]))
+    else:
+        main()
