@@ -31,6 +31,7 @@ class RoundOutcome(NamedTuple):
         scores: `knn` and `linear` as fractions; None where the round was not evaluated.
         seconds: how long it took.
         dropped: a line for every dropped client: its name and the reason.
+        virtual_seconds: since the run began, on its virtual clock; None without one.
     """
 
     round: int
@@ -38,6 +39,7 @@ class RoundOutcome(NamedTuple):
     scores: Mapping[str, float] | None
     seconds: float
     dropped: Sequence[str]
+    virtual_seconds: float | None = None
 
 
 def make_progress(
@@ -135,6 +137,13 @@ class Progress:
             f" ({self.failed} failed)" if self.failed else ""
         )
 
+    def _spent(self, outcome: RoundOutcome) -> Iterator[str]:
+        """The round's seconds, and the virtual time at which it ended."""
+        if self.cohort:
+            yield duration(outcome.seconds)
+        if outcome.virtual_seconds is not None:
+            yield f"virtual time {duration(outcome.virtual_seconds)}"
+
     def _time_left(self) -> str:
         if self._began is None or not self._finished:
             return ""
@@ -188,7 +197,7 @@ class PlainProgress(Progress):
                 self._clients(),
                 _losses(outcome.loss),
                 _scores(outcome.scores),
-                duration(outcome.seconds) if self.cohort else "",
+                *self._spent(outcome),
                 self._time_left(),
             )
         )
@@ -272,7 +281,7 @@ class LiveProgress(Progress):
                     self._position(),
                     _losses(outcome.loss),
                     _scores(outcome.scores),
-                    duration(outcome.seconds) if self.cohort else "",
+                    *self._spent(outcome),
                 )
             )
         for line in outcome.dropped:

@@ -131,12 +131,12 @@ def federate(tmp_path):
 
     def run(
         config, *, app=client_app, folder=None, grid=InlineGrid, evaluate=True,
-        members=SimulatedMembers, delivery=lambda grid, folder: None,
+        members=SimulatedMembers, delivery=lambda grid, folder: None, shown="off",
     ):  # fmt: skip
         folder = folder or RunFolder.create(config, tmp_path / "outputs")
         population = load_population(config)
         made = grid(app)
-        with make_progress("off", config.federation.rounds) as progress:
+        with make_progress(shown, config.federation.rounds) as progress:
             summary = run_federation(
                 made,
                 config,

@@ -54,6 +54,15 @@ def test_plain_is_one_line_a_round_with_all_facts(clock, capsys):
     assert done == "done"
 
 
+def test_a_run_with_a_clock_shows_its_virtual_time(clock, capsys):
+    with make_progress("plain", rounds=10) as progress:
+        progress.round_started(1, 3, "training")
+        progress.round_finished(RoundOutcome(1, {}, None, 5.0, [], 7500.0))
+    assert capsys.readouterr().out.startswith(
+        "round 1/10 training  0/3 clients  5.0 s  virtual time 2 h 05 min"
+    )
+
+
 def test_before_training_nothing_reads_like_a_failure(clock, capsys):
     """Nobody is asked, and no time counts: 0 clients in 0.0 s were told."""
     with make_progress("plain", rounds=2) as progress:

@@ -89,13 +89,11 @@ def refreshed(
         began: (size,) that it began with.
         now: (size,) that it would begin with now.
         trained: where the values are that gradients train.
-        staleness: updates of the model meanwhile.
+        staleness: updates of the model meanwhile, at least one.
 
     Returns:
-        (size,) float32; `state` itself with staleness 0.
+        (size,) float32.
     """
-    if staleness == 0:
-        return state
     weight = np.float32((1 + staleness) ** -0.5)
     result: np.ndarray = now + weight * (state - now)
     for span in trained:

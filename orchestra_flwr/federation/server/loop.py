@@ -11,9 +11,8 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
-from orchestra_flwr.federation.evaluate_models import evaluate_models, save_encoders
+from orchestra_flwr.federation.evaluate_models import save_encoders
 from orchestra_flwr.federation.exchanges import Exchange
-from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
@@ -24,24 +23,20 @@ from orchestra_flwr.federation.server.checkpoint import (
 )
 from orchestra_flwr.federation.server.cohorts import Cohorts
 from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
+from orchestra_flwr.federation.server.evaluations import NOT_EVALUATED, Evaluated, Evaluations
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
-from orchestra_flwr.federation.server.members import ConnectedMembers, Members
+from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_messages import RoundMessages
-from orchestra_flwr.federation.server.round_record import (
-    OF_CLIENTS,
-    final_metrics,
-    overhead,
-    round_record,
-)
+from orchestra_flwr.federation.server.round_record import overhead, round_record
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.run_summary import chance_losses, run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
-from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
+from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import (
     Progress,
@@ -57,9 +52,6 @@ from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
 from orchestra_flwr.training import usable_cpus
 from orchestra_flwr.training.process_memory import used_memory
-
-Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
-NOT_EVALUATED: Evaluated = (None, {})
 
 
 def run_federation(
@@ -149,10 +141,11 @@ class _Run:
             folder.path,
             frozen_weights(self.models, members, folder),
         )
-        self.timeline = self._timeline()
-        self.work = self._outstanding_work(grid, exchange)
+        self.timeline = Timeline.of(config, members.images, self.models.schemas)
+        self.work = OutstandingWork.of(grid, self.federation, members, progress.round_started)
         self.cohorts = self._cohorts(exchange)
         self.evaluator = evaluator
+        self.evaluations = Evaluations(config, evaluator, self.models, exchange, progress.phase)
         self.best = BestEncoder(evaluator)
         self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
@@ -174,21 +167,6 @@ class _Run:
             keep_state=keeps_state(self.config, self.learner) or exchange.remembers,
             message=self.progress.message,
         )
-
-    def _timeline(self) -> Timeline | None:
-        """The virtual time of a simulation with a clock."""
-        devices = self.config.clock.build().devices(self.members.names, self.config.seed)
-        if not devices:
-            return None
-        return Timeline(self.config, devices, self.members.images, self.models.schemas)
-
-    def _outstanding_work(self, grid: Grid, exchange: Exchange) -> OutstandingWork | None:
-        """Of real clients that begin and end when they can."""
-        members = self.members
-        if not (isinstance(exchange, Asynchronous) and isinstance(members, ConnectedMembers)):
-            return None
-        assert isinstance(grid, SuperLinkGrid)
-        return OutstandingWork(grid, self.federation, members, self.progress.round_started)
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
@@ -260,10 +238,10 @@ class _Run:
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
         exchanged = number > 0 or (self.release is not None and self.release.first_round == 0)
-        evaluated = self._is_evaluated(number)
+        evaluated = self.evaluations.is_due(number)
         scored = evaluated and self.config.evaluation.asks_clients
         began, evaluation = time.perf_counter(), NOT_EVALUATED
-        if self._is_evaluated_before(number):
+        if self.evaluations.is_before(number):
             evaluation = self._evaluate(number)
         evaluated_in = time.perf_counter() - began
         round_ = Round(number, {})
@@ -277,7 +255,7 @@ class _Run:
             rounds = range(number, self.config.federation.rounds + 1)
             in_one_stage = len(round_.cohort) if self.federation.exchange.private else None
             self.estimate.round_started(
-                len(rounds), sum(map(self._is_evaluated, rounds)), in_one_stage
+                len(rounds), sum(map(self.evaluations.is_due, rounds)), in_one_stage
             )
         if exchanged:
             self.privacy.before(round_)
@@ -287,7 +265,7 @@ class _Run:
             self.estimate.round_ended(seconds)
         if scored:
             self.messages.ask_for_scores(round_, report)
-        if evaluated and not self._is_evaluated_before(number):
+        if evaluated and not self.evaluations.is_before(number):
             evaluation = self._evaluate(number)
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
@@ -366,31 +344,9 @@ class _Run:
         self.progress.client_done(client, ok)
         self.estimate.client_done()
 
-    def _is_evaluated_before(self, number: int) -> bool:
-        """Whether a round's scores are those of the model that it begins with.
-
-        Round 0 trains nothing, so its evaluation need not wait for workers that are still starting.
-        Several models may be mixed in it.
-        """
-        return number == 0 and len(self.models.names) == 1
-
     def _evaluate(self, number: int) -> Evaluated:
-        began = time.perf_counter()
-        when = f"after round {number}" if number else "before training"
-        with self.progress.phase(f"evaluating the encoder {when}"):
-            evaluated = evaluate_models(
-                self.evaluator,
-                self.models,
-                self.federation.exchange,
-                untrained=number == 0,
-                kept_only=0 < number < self.config.federation.rounds,
-            )
-        self.estimate.evaluation = time.perf_counter() - began
+        evaluated, self.estimate.evaluation = self.evaluations.of(number)
         return evaluated
-
-    def _is_evaluated(self, number: int) -> bool:
-        last = number == self.config.federation.rounds
-        return last or number % self.config.evaluation.every == 0
 
     def _show(
         self,
@@ -404,38 +360,34 @@ class _Run:
         shown = scores[self._kept_backbone()[0]] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
         self.progress.round_finished(
-            RoundOutcome(round_.number, record["loss"], shown, seconds, dropped)
+            RoundOutcome(
+                round_.number,
+                record["loss"],
+                shown,
+                seconds,
+                dropped,
+                self.timeline.now if self.timeline else None,
+            )
         )
 
     def _finish(self, position: Position) -> dict[str, Any]:
         metrics = self.folder.read_metrics()
         kept = position.round if self.best.round is None else self.best.round
-        until = [record for record in metrics if record["round"] <= kept]
-        scores = [record["scores"] for record in until if record.get("scores")]
         method = self.models.load(self.models.first).method
-        backbones = ordered_backbones(method, self.config.evaluation.backbone)
         summary = {
-            **final_metrics(position, scores, list(backbones)),
-            "batch_norm": self.evaluator.batch_norm,
-            **self.best.summary(until[-1], next(iter(backbones))),
+            **run_summary(
+                self.config, method, position, metrics, evaluator=self.evaluator, best=self.best
+            ),
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        if warnings := self._warnings(summary, metrics):
+        if warnings := run_warnings(summary, metrics, chance_losses(self.config, method)):
             summary["warnings"] = warnings
-        if self.evaluator.why_not:
-            summary["not_evaluated"] = self.evaluator.why_not
-        exchange = self.federation.exchange
         if self.work is not None:
             self.work.give_up()
         chosen = self._save_encoders(self.folder, kept)
-        if len(exchange.evaluated()) > 1:
+        if len(self.federation.exchange.evaluated()) > 1:
             summary["model"] = chosen
-        if before := metrics[0].get("unsupervised"):
-            summary.setdefault("untrained", {})["unsupervised"] = before
-        for key in (*OF_CLIENTS, "models", "nodes", "consensus", "exchange"):
-            if found := until[-1].get(key):  # of an earlier round it would be another encoder's
-                summary[key] = found
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs
 
         plots.plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
@@ -451,9 +403,3 @@ class _Run:
         """The name and the module of the one that is saved."""
         backbones = ordered_backbones(self.learner.method, self.config.evaluation.backbone)
         return next(iter(backbones.items()))
-
-    def _warnings(self, summary: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
-        method, chance = self.learner.method, {}
-        if isinstance(method, KnowsChance):
-            chance = method.chance_losses(self.config.training.batch_size)
-        return run_warnings(summary, metrics, chance)

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.exchanges import Stage, Task
-from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
+from orchestra_flwr.federation.server.members import ConnectedMembers, Members
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
@@ -67,6 +70,21 @@ class OutstandingWork:
         self._answered: list[str] = []  # clients, in the order in which their replies came
         self._failed: dict[str, Message] = {}  # of this round: an error in place of each reply
         self._sent = RoundReport()
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        federation: Federation,
+        members: Members,
+        started: Callable[[int, int, str], None],
+    ) -> Self | None:
+        """Of an exchange whose clients begin and end when they can, if they are real ones."""
+        asynchronous = isinstance(federation.exchange, Asynchronous)
+        if not (asynchronous and isinstance(members, ConnectedMembers)):
+            return None
+        assert isinstance(grid, SuperLinkGrid)
+        return cls(grid, federation, members, started)
 
     def begin_round(self, round_: Round, results: int) -> None:
         """From now on clients begin with the model of this round's beginning.

@@ -14,13 +14,10 @@ from orchestra_flwr.federation.server.checkpoint import run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_check import check_round, missing_release_message
 from orchestra_flwr.federation.server.round_record import late_line
 from orchestra_flwr.federation.server.round_report import RoundReport
-from orchestra_flwr.federation.server.strategy import (
-    OrchestraStrategy,
-    check_round,
-    missing_release_message,
-)
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.reporting import Progress, RunFolder

@@ -1,4 +1,4 @@
-"""What is recorded of a run's rounds: the lines of `metrics.jsonl` and `summary.json`."""
+"""What is recorded of a run's rounds: the lines of `metrics.jsonl`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -6,15 +6,12 @@ from typing import Any
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import Drift, spread_over_clients
-from orchestra_flwr.federation.server.checkpoint import Position
-from orchestra_flwr.federation.server.evaluator import OF_STATISTICS, Scores
+from orchestra_flwr.federation.server.evaluator import Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.privacy.updates import composed_epsilon
 
 MAX_NAMED = 5  # clients in a line
-# What a round's record may hold of its clients; the last round's stand in the summary.
-OF_CLIENTS = ("unsupervised", "drift", "clients_own")
 
 
 def round_record(
@@ -123,36 +120,4 @@ def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | 
         "clip": privacy.clip,
         "noise_multiplier": privacy.noise_multiplier,
         "protects": "a whole client" if privacy.epsilon is None else "an image",
-    }
-
-
-def final_metrics(position: Position, scores: list[Scores], backbones: list[str]) -> dict[str, Any]:
-    """`summary.json`: the saved backbone's scores on top, the others and the untrained beside."""
-    kept, *others = backbones
-    metrics: dict[str, Any] = {}
-    if scores:
-        untrained = scores[0]
-        # Without any round of training the last scores are the first.
-        trained = {
-            name: {
-                key: value
-                for key, value in found.items()
-                if key != "batch_norm" and not key.endswith(OF_STATISTICS)
-            }
-            for name, found in scores[-1].items()
-        }
-        metrics = {
-            **trained[kept],
-            **{name: trained[name] for name in others if name in trained},
-            "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
-        }
-    return {
-        **metrics,
-        "backbone": kept,
-        "rounds": position.round,
-        "seconds": position.seconds,
-        **({"virtual_seconds": position.clock["now"]} if position.clock else {}),
-        "bytes_up": position.bytes_up,
-        "bytes_down": position.bytes_down,
-        "k_anonymity": position.smallest_cluster,
     }

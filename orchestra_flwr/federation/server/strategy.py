@@ -37,7 +37,7 @@ from orchestra_flwr.federation.messages.schema import for_models
 from orchestra_flwr.federation.server.plausibility import Plausibility, with_last
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import with_prefix
-from orchestra_flwr.federation.server.round_report import Dropped, FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
 from orchestra_flwr.flower.streaming_grid import Arrival
@@ -75,6 +75,7 @@ class OrchestraStrategy(Strategy):
         self._schemas = federation.schemas
         self._models = federation.models
         self._began = time.perf_counter()
+        self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
 
     def configure_train(
@@ -115,7 +116,8 @@ class OrchestraStrategy(Strategy):
 
         Returns:
             No arrays: the models hold the new state. The weighted means of the clients' metrics.
-            Whether a round may count is only known after its last stage: :func:`check_round`.
+            Whether a round may count is only known after its last stage:
+            :func:`orchestra_flwr.federation.server.round_check.check_round`.
         """
         self.report.asked += len(self.stage.tasks)
         tasks = zip(self.stage.tasks, replies, strict=True)
@@ -313,20 +315,28 @@ class OrchestraStrategy(Strategy):
     def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
         """What makes the (size,) state that a client received."""
         version = self.round.versions.get(client)
-        if version is None:
+        if version is None or version == self.round.number - 1:  # as all clients receive it now
             return update.as_received
-        exchange = self.federation.exchange
-        assert isinstance(exchange, Asynchronous)
-        arrays = exchange.sent(version)
-        return lambda model: self._schemas.codec.decode(Role.SHARED.value, arrays)
+        return lambda model: self._older(version)
+
+    def _older(self, version: int) -> np.ndarray:
+        """(size,) state with which results of this stage began, decoded once."""
+        if version not in self._decoded:
+            exchange = self.federation.exchange
+            assert isinstance(exchange, Asynchronous)
+            sent = exchange.sent(version)
+            self._decoded[version] = self._schemas.codec.decode(Role.SHARED.value, sent)
+        return self._decoded[version]
 
     def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
         """A reply as one to the model as it is; from then on it is like all others."""
         version = self.round.versions.get(client)
         if version is None or reply.shared is None:
             return reply
-        began, now = self._received(client, update)(reply.model), update.as_received(reply.model)
         staleness = self.round.number - 1 - version
+        if staleness == 0:
+            return reply
+        began, now = self._older(version), update.as_received(reply.model)
         spans = self._models.trained_spans
         return replace(reply, shared=refreshed(reply.shared, began, now, spans, staleness))
 
@@ -352,64 +362,6 @@ class OrchestraStrategy(Strategy):
     def _drop(self, dropped: Dropped) -> None:
         self.report.dropped.append(dropped)
         self.federation.on_client(dropped.client, False)
-
-
-def check_round(
-    federation: Federation, round_: Round, report: RoundReport, earlier: int | None = None
-) -> None:
-    """Says, when all stages are over, whether the round's result may be kept.
-
-    Args:
-        federation: its.
-        round_: the round.
-        report: what happened in it.
-        earlier: the round before the last one to which the run can go back; None: to none.
-
-    Raises:
-        FederationError: fewer good replies than `federation.min_success` asks for, or no
-            contribution at all to the first server state, without which nothing can be trained.
-            If clients tried to train, and none could, it names the earlier round.
-    """
-    asked, answered = report.asked, report.answered
-    needed = federation.config.federation.needed(asked)
-    if asked and answered < needed:
-        first = [f"client {each.client}: {each.reason}" for each in report.dropped[:1]]
-        keys = "(federation.round_timeout, federation.deadline)"
-        late = [f"{len(report.late)} were late {keys}"] * bool(report.late)
-        why = (
-            f"round {round_.number}: {answered} of {asked} clients answered well, "
-            f"federation.min_success={federation.config.federation.min_success:g}, a share, "
-            f"asks for {needed}; {', '.join([*first, *late])}"
-        )
-        tried = not all(each.silent for each in report.dropped)
-        if answered or not round_.trains or not tried or earlier is None:
-            raise FederationError(why)
-        why = f"{why}. Nobody could train the model of round {round_.number - 1}"
-        raise FederationError(why, resume_round=earlier)
-    release = federation.release
-    due = release is not None and round_.number >= release.first_round
-    report.server_state_kept = due and not report.contributed
-    if report.server_state_kept and not round_.trains:
-        raise FederationError(missing_release_message(federation, round_, report))
-
-
-def missing_release_message(federation: Federation, round_: Round, report: RoundReport) -> str:
-    """Says of a round that no client's release was used, and what can be done."""
-    release, privacy = federation.release, federation.config.privacy
-    assert release is not None
-    if report.below_minimum:
-        return (
-            f"round {round_.number}: {report.answered} clients answered well, too few to use their "
-            f"{release.label} (exchange.min_members={federation.exchange.min_results()})"
-        )
-    more = (
-        "or have clients with more "
-        f"(federation.min_images={federation.config.federation.min_images})"
-    )
-    why = f"all have fewer than privacy.k_min={privacy.k_min} images: lower it"
-    if release.epsilon is not None:
-        why = f"the noise of privacy.epsilon={release.epsilon:g} left none: raise it"
-    return f"round {round_.number}: no client sent {release.label}, {why}, {more}"
 
 
 def dropped(client: str, message: Message, reason: BadReplyError) -> Dropped:

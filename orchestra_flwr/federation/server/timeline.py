@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -54,6 +54,12 @@ class Timeline:
         self._rows = sum(4 * most * width for most, width in rows)
         self._busy: dict[str, float] = {}  # until when clients work on what nobody waits for
         self._fingerprint = hashlib.sha256(repr(sorted(devices.items())).encode()).hexdigest()[:16]
+
+    @classmethod
+    def of(cls, config: Config, images: Mapping[str, int], schemas: Schemas) -> Self | None:
+        """The virtual time of a simulation with a clock; None without one."""
+        devices = config.clock.build().devices(tuple(images), config.seed)
+        return cls(config, devices, images, schemas) if devices else None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""

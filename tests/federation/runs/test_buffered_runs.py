@@ -1,5 +1,7 @@
 """Buffered asynchronous rounds on a virtual clock: by hand, killed, and replayed."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.reading.compose import load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.exchanges.asynchronous import refreshed
+from orchestra_flwr.federation.exchanges.buffered import Buffered
 from orchestra_flwr.reporting import RunFolder
 
 BRIGHTNESS = {"a": 0.0, "b": 0.2, "c": 0.4, "d": 1.0}
@@ -70,7 +73,25 @@ def test_weights_that_are_trained_move_and_all_else_goes_part_of_the_way():
     state, began, now = (np.array(values, np.float32) for values in ([3, 9], [1, 1], [10, 4]))
     made = refreshed(state, began, now, [slice(0, 1)], staleness=3)  # counts one half
     np.testing.assert_array_equal(made, np.float32([10 + (3 - 1) / 2, 4 + (9 - 4) / 2]))
-    assert refreshed(state, began, now, [slice(0, 2)], 0) is state
+
+
+def test_a_model_that_several_results_began_with_is_decoded_once(
+    federate, buffered, monkeypatch, tmp_path
+):
+    times = {"a": 1, "b": 1.05, "c": 4, "d": 4.01}
+    rows = [f"{n},{IMAGES[n] / seconds},1000000,1000000\n" for n, seconds in times.items()]
+    config = buffered("federation.rounds=4", "federation.wire=int8")
+    (tmp_path / "devices.csv").write_text(TABLE.splitlines(keepends=True)[0] + "".join(rows))
+    read, sent = Counter(), Buffered.sent
+
+    def counted(self, version):
+        read[version] += 1
+        return sent(self, version)
+
+    monkeypatch.setattr(Buffered, "sent", counted)
+    run = federate(config, evaluate=False)
+    assert arrivals(run)[3] == [["c", 0], ["d", 0]]
+    assert read[0] == 3  # for the messages of rounds 1 and 4, and for what came back
 
 
 def test_a_killed_run_ends_in_the_same_bits_and_remembers_no_more_than_it_needs(

@@ -43,11 +43,12 @@ def seconds_of(run):
     return [record["virtual_seconds"] for record in run.records]
 
 
-def test_with_all_in_time_a_clock_changes_no_bit(federate, toy, clock):
-    plain, timed = federate(toy(run="plain")), federate(toy(*clock, run="timed"))
+def test_with_all_in_time_a_clock_changes_no_bit(federate, toy, clock, capsys):
+    plain, timed = federate(toy(run="plain")), federate(toy(*clock, run="timed"), shown="plain")
     assert plain.state.keys() == timed.state.keys()
     assert all(plain.state[name].equal(timed.state[name]) for name in plain.state)
     assert seconds_of(timed) == pytest.approx([0, 10, 20], abs=1e-3)
+    assert "virtual time 20 s" in capsys.readouterr().out
     assert timed.summary["virtual_seconds"] == pytest.approx(20, abs=1e-3)
     assert "late" not in plain.records[1]["clients"] and "virtual_seconds" not in plain.summary
     assert [r["bytes_up"] for r in plain.records] == [r["bytes_up"] for r in timed.records]

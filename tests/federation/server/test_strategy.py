@@ -19,8 +19,9 @@ from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.cohorts import cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_check import check_round
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
-from orchestra_flwr.federation.server.strategy import OrchestraStrategy, check_round
+from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.flower.arrays import from_record, payload_bytes, to_record
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.methods import Contributes, Method, Role, Step
