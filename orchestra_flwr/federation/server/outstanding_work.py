@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.exchanges import Stage, Task
@@ -27,9 +27,9 @@ class _Asked:
 
     Attributes:
         key: of the message; None: it could not be sent.
-        message: with the model, which the SuperLink deletes when the client has fetched it.
+        message: without its content, of which the SuperLink has the only copy.
         images: of the client, which may have left when it is used.
-        since: when it was sent, on the monotonic clock.
+        since: when it was sent, as `time.perf_counter` counts.
     """
 
     key: str | None
@@ -47,8 +47,10 @@ class OutstandingWork:
         grid: of the SuperLink.
         federation: what all rounds share.
         members: the clients.
-        started: called with the number of a round and of the results that it waits for.
-        pause: waits for a number of seconds.
+        started: called with the number of a round, of the results that it waits for, and a label.
+
+    Attributes:
+        began: when the round began, as `time.perf_counter` counts.
     """
 
     resumable = False
@@ -107,16 +109,17 @@ class OutstandingWork:
         return [client for client in clients if client in here]
 
     def begin(self, clients: Sequence[str]) -> list[float]:
-        """Sends the newest model; returns when, on the monotonic clock."""
+        """Sends the newest model; returns when, as `time.perf_counter` counts."""
         self._grid.delete_late_replies()
         tasks = tuple(Task(client, (self._federation.models.first,)) for client in clients)
         strategy = OrchestraStrategy(self._federation, self._round, Stage(tasks), self._sent)
         messages = strategy.configure_train(
             self._round.number, ArrayRecord(), ConfigRecord(), self._grid
         )
-        now = time.monotonic()
+        now = time.perf_counter()
         for client, message in zip(clients, messages, strict=True):
             key = next(iter(self._grid.push_messages([message])), None)
+            message.content = RecordDict()
             self._asked[client] = _Asked(key, message, self._round.images[client], now)
         return [now] * len(clients)
 
@@ -174,6 +177,6 @@ class OutstandingWork:
                 self._answered.append(client)
             elif client in came:
                 self._failed[client] = self._grid.fetch(asked.key, asked.message)
-            elif time.monotonic() - asked.since > limit:
+            elif time.perf_counter() - asked.since > limit:
                 self._failed[client] = failure(self._grid.why_silent(asked.key), asked.message)
                 self._grid.give_up(asked.key)

@@ -1,5 +1,7 @@
 """Real clients that begin and end when they can: rounds worked by hand."""
 
+from copy import copy
+
 import pytest
 from flwr.app import Error, Message
 
@@ -34,7 +36,7 @@ class PacedGrid(SuperLinkGrid):
             client = task["client"]
             key = f"{client}{len(self.tasks)}"
             self.tasks.append((client, task["round"], dict(task)))
-            self._due[key] = (self.now + self.seconds[client], client, message)
+            self._due[key] = (self.now + self.seconds[client], client, copy(message))
             yield key
 
     def look(self, message_ids):
