@@ -2,10 +2,13 @@
 
     python benchmarks/soak.py minutes=60
 
-A server and four clients over TLS train on a few digits, round after round, with a pause in each
-round so that other work finds a machine. Every ten seconds each process that stays is looked at;
-what a process of Flower's own takes that lives for one message is not seen. After the warm-up, a
-sixth of the time, a line is fitted to the means of the minutes. The verdict is `growing` where the
+A server and four clients over TLS train on a few images, round after round, with a pause in each
+round so that other work finds a machine. Rounds end with three of them; the last client pauses
+twice as long, so that it is late in turns. All have pages for programs and people, which are
+fetched every ten seconds, and every tenth round the clients are sent the encoder. Every ten seconds
+each process that stays is looked at; what a process of Flower's own takes that lives for one
+message is not seen. After the warm-up, a sixth of the time, a line is fitted to the means of the
+minutes. The verdict is `growing` where the
 line rises by more than three standard errors and would add, in 24 hours, more than a tenth of the
 present level and more than LEAST of the quantity. The standard error takes into account that one
 minute is like the next.
@@ -27,6 +30,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 from common import RESULTS, free_port, table, write
@@ -48,9 +52,12 @@ MODEL = (
     "clustering.global_clusters=4",
     "clustering.local_clusters=2",
     "clustering.memory=32",
+    "federation.enough=0.75",
+    "share.every=10",
     "logging.progress=plain",
     "device=cpu",
 )
+PAGES = ("/", "/status", "/metrics")
 MIB = 2**20
 # Quantities of a process, then of a folder; in 24 hours less than this is nothing.
 LEAST = {"rss": 20 * MIB, "pss": 20 * MIB, "files": 5, "sockets": 5, "threads": 5, "disk": 20 * MIB}
@@ -183,26 +190,28 @@ def measure(
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }  # fmt: skip
-    port = free_port()
+    port, *watched = (free_port() for _ in ["server", "watch", *names])
     server = Command(
         ["run_server.py", f"port={port}", f"security={folder / 'security'}", *MODEL,
+         f"watch.port={watched[0]}",
          f"federation.min_clients={len(names)}", f"run_dir={folder / 'run'}"],
         folder / "server.log", environment,
     )  # fmt: skip
     clients = [
         Command(
-            [Path(__file__).resolve(), "--client", pause, f"server=127.0.0.1:{port}",
+            [Path(__file__).resolve(), "--client", pause * (2 if name == names[-1] else 1),
+             f"server=127.0.0.1:{port}", f"watch.port={own}",
              f"security={folder / 'security' / 'bundles' / name}", "device=cpu",
              f"data.root={folder / 'photos' / name}", f"state={folder / 'state'}",
              "training.threads=1"],
             folder / f"{name}.log", environment,
         )
-        for name in names
+        for name, own in zip(names, watched[1:], strict=True)
     ]  # fmt: skip
     try:
         if not wait_for(lambda: server.has("round 0/") or server.code is not None, 300):
             raise SystemExit("error: no round within 300 s")
-        return _follow(server, clients, folder, minutes)
+        return _follow(server, clients, folder, minutes, watched)
     finally:
         codes = {
             "server": server.end(),
@@ -212,8 +221,20 @@ def measure(
             print(f"exit codes after SIGTERM: {codes}; the server's should be 130, the others 0")
 
 
+def _fetch_pages(ports: Sequence[int]) -> None:
+    """As a browser and a program that collects metrics do."""
+    for port in ports:
+        for page in PAGES:
+            with urlopen(f"http://127.0.0.1:{port}{page}", timeout=60) as answer:
+                answer.read()
+
+
 def _follow(
-    server: Command, clients: Sequence[Command], folder: Path, minutes: float
+    server: Command,
+    clients: Sequence[Command],
+    folder: Path,
+    minutes: float,
+    watched: Sequence[int],
 ) -> tuple[Samples, int]:
     started, samples = time.monotonic(), defaultdict(lambda: defaultdict(list))
     file = RESULTS / SAMPLES
@@ -222,6 +243,7 @@ def _follow(
         ended = [command.log.name for command in (server, *clients) if command.code is not None]
         if ended:
             raise SystemExit(f"error: ended after {elapsed / 60:.0f} minutes: {', '.join(ended)}")
+        _fetch_pages(watched)
         values = sample(server, clients, folder)
         with file.open("a") as output:
             output.write(json.dumps({"minute": elapsed / 60, **values}) + "\n")
