@@ -22,13 +22,14 @@ from orchestra_flwr.experiments.planning.description import Experiment, Presenta
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.results.comparison import why_left_out
-from orchestra_flwr.experiments.results.runs import read_run
+from orchestra_flwr.experiments.results.runs import Run, read_run
 from orchestra_flwr.reporting.text import percent
 
 FOLDER = Path("outputs/multirun")
 PER_RUN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
 MAX_WIDTH = 10_000  # characters of a line of the table
 MEASURES = {"kNN": "knn", "linear probe": "linear"}
+PRECISION = {"mAP": "map"}  # of images with several labels
 
 
 def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
@@ -107,7 +108,9 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
     table = Table(box=box.MARKDOWN)
     for axis in plan.rows[0].values:
         table.add_column(printable(axis))
-    for title in MEASURES:
+    found = {row.run: read_run(folder / row.run) for row in plan.rows}
+    measures = _measures([run for run in found.values() if run is not None])
+    for title in measures:
         table.add_column(title, justify="right")
         table.add_column("gain", justify="right")
     table.add_column("run")
@@ -115,11 +118,11 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
     rows: list[tuple[list[str], str]] = []
     of_same_start: dict[tuple[float | None, ...], list[Row]] = {}
     for row in plan.rows:
-        run = read_run(folder / row.run)
+        run = found[row.run]
         if run and (why := why_left_out(run, row)):
             left_out[row.run], run = why, None
         pairs = [
-            (run.before(m), run.measure(m)) if run else (None, None) for m in MEASURES.values()
+            (run.before(m), run.measure(m)) if run else (None, None) for m in measures.values()
         ]
         cells = [cell for pair in pairs for cell in (_score(pair[1]), _gain(*pair))]
         rows.append(([escape(printable(value)) for value in row.values.values()] + cells, row.run))
@@ -142,6 +145,14 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
         line = printable(f"left out: {name} {why}")
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"runs: {folder}", markup=False, highlight=False)
+
+
+def _measures(runs: Sequence[Run]) -> dict[str, str]:
+    """By title: accuracies, beside them mAP where a run has it, alone where all that ended do."""
+    if not any(run.measure("map") is not None for run in runs):
+        return MEASURES
+    others = any(run.measure(name) is not None for run in runs for name in MEASURES.values())
+    return MEASURES | PRECISION if others else PRECISION
 
 
 def _score(score: float | None) -> str:

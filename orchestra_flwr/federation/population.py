@@ -136,14 +136,19 @@ def _check_scored(config: Config, dataset: Dataset) -> None:
     if config.evaluation.personal_by_clients and train.labels is None:
         raise ConfigError(
             f"evaluation.personal_labels={config.evaluation.personal_labels}: "
-            f"data={config.data.name} must have labelled training images"
+            f"data={config.data.name} must have training images with one label each"
+            f"{_why_none(train)}"
         )
     tested = train.labels is not None and test is not None and test.labels is not None
     if config.evaluation.clients and not tested:
         raise ConfigError(
-            f"evaluation.clients=true: data={config.data.name} must have labelled training and "
-            "test images"
+            f"evaluation.clients=true: data={config.data.name} must have training and test images "
+            f"with one label each{_why_none(train)}"
         )
+
+
+def _why_none(images: ImageSet) -> str:
+    return "" if images.tags is None else "; its images have several (mAP scores them)"
 
 
 def check_before_images(config: Config) -> None:

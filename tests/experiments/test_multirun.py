@@ -110,6 +110,26 @@ def test_the_table_has_a_row_before_training_and_gains(tmp_path):
     assert cells[-1][:6] == ["1", "byol", "50.0 %", "+0.0", "75.0 %", "+25.0"]
 
 
+def test_images_with_several_labels_have_their_precision_in_the_table(tmp_path):
+    plan, configs = make_sweep(["seed=0,1"])
+    folders = []
+    for row in plan.rows:
+        made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
+        folders.append(RunFolder.create(made))
+        folders[-1].write_summary({"map": 0.5, "untrained": {"map": 0.4}})
+
+    def table():
+        console = Console(width=200, record=True)
+        print_sweep(plan, tmp_path, console)
+        lines = [line for line in console.export_text().splitlines() if line.strip()]
+        return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+
+    assert table()[0] == ["seed", "mAP", "gain", "run"]
+    assert table()[3][:3] == ["0", "50.0 %", "+10.0"]
+    folders[0].write_summary({"knn": 0.6, "linear": 0.7})
+    assert table()[0] == ["seed", "kNN", "gain", "linear probe", "gain", "mAP", "gain", "run"]
+
+
 def test_a_run_that_harmed_is_marked(tmp_path):
     plan, configs = make_sweep(["seed=0,1", "federation.rounds=3"])
     for row in plan.rows:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +123,13 @@ def test_encoders_can_be_judged_by_the_images_as_clients_have_them(tiny):
         start += len(part)
     assert start == len(judging.train) < len(train)
     assert judging.test is whole.dataset.test
+
+
+@pytest.mark.parametrize("options", [["evaluation.clients=true"], ["evaluation.personal_labels=2"]])
+def test_images_with_several_labels_are_named_as_the_reason(tiny, options):
+    several, tags = population(sizes=(4, 4)), torch.ones(8, 2, dtype=torch.bool)
+    train = ImageSet(several.dataset.train.images, classes=("cat", "dog"), tags=tags)
+    tagged = replace(several, dataset=replace(several.dataset, train=train))
+    line = "one label each; its images have several"
+    with pytest.raises(ConfigError, match=f"{options[0]}: .*{line}"):
+        check_population(tiny("method=simclr", *options), tagged)

@@ -49,7 +49,8 @@ class Classes:
         Of several classes of an image those are left out that no training image shows.
 
         Raises:
-            ConfigError: an image is of a class without training images.
+            ConfigError: an image is of a class without training images, or of several classes
+                where no training image may be.
         """
         if any(map(_is_hidden, values)):
             return None
@@ -58,6 +59,10 @@ class Classes:
             for row, value in zip(tags, values, strict=True):
                 row[[self._number[str(v)] for v in value if str(v) in self._number]] = True
             return tags
+        if any(isinstance(value, list) for value in values):
+            raise ConfigError(
+                f"{self._key}: test images must have one label each, as the training images have"
+            )
         unknown = {str(value) for value in values} - self._number.keys()
         if unknown:
             raise ConfigError(

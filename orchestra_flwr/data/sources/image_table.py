@@ -87,7 +87,7 @@ class ImageTable(Source):
 
     @staticmethod
     def _rows(archive: Archive, lines: _Lines, classes: Classes) -> Rows:
-        labels = _values(lines.labels, classes.several)
+        labels = _values(lines.labels, classes.several or SEVERAL in "".join(lines.labels))
         return Rows(
             names=[file.name for file in lines.files],
             read=archive.read,

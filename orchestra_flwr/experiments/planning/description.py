@@ -18,6 +18,7 @@ Cells = dict[str, tuple[str, ...]]  # some values of some axes
 Measure = Literal[
     "knn",
     "linear",
+    "map",
     "linear_10",
     "linear_1",
     "linear_labelled",

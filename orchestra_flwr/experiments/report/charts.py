@@ -1,5 +1,6 @@
 """Charts of many runs: measures along an axis, curves over the rounds, scatter, embeddings."""
 
+import itertools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.runs import Run, curve_title
 from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.files import replacing
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
@@ -66,33 +67,35 @@ def draw_lines(
 
 
 def draw_rounds(panels: Mapping[str, Mapping[str, Sequence[Run]]]) -> Figure:
-    """kNN accuracy over the rounds: a panel for every section, a mean curve for every series."""
+    """Curves over the rounds: a panel for every section, a mean curve for every series."""
     figure = new_figure(max(6.0, 5.2 * len(panels)), 4.2)
     for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
+        score = curve_title(itertools.chain.from_iterable(series.values()))
         for number, (name, runs) in enumerate(series.items()):
-            _curve(panel, [_by_round(run, _knn) for run in runs], name, number)
+            _curve(panel, [_by_round(run, _score) for run in runs], name, number)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        _finish(panel, title, "round", "kNN accuracy, %")
+        _finish(panel, title, "round", f"{score}, %")
     _legend(figure)
     return figure
 
 
 def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
-    """Loss over rounds, and kNN accuracy over rounds, gigabytes and minutes."""
+    """Loss over rounds, and kNN accuracy, or mAP, over rounds, gigabytes and minutes."""
+    score = f"{curve_title(itertools.chain.from_iterable(series.values()))}, %"
     figure = new_figure(10.5, 6.4)
     loss, rounds, traffic, time = figure.subplots(2, 2).flat
     for number, (name, runs) in enumerate(series.items()):
         _curve(loss, [_by_round(run, _loss) for run in runs], name, number)
-        _curve(rounds, [_by_round(run, _knn) for run in runs], name, number)
+        _curve(rounds, [_by_round(run, _score) for run in runs], name, number)
         for run in runs[:1]:  # gigabytes and minutes differ from seed to seed: the first run's
             _plot(traffic, _by_cost(run, _gigabytes), name, number)
             _plot(time, _by_cost(run, _minutes), name, number)
     for panel in (loss, rounds):
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     _finish(loss, "loss", "round", "")
-    _finish(rounds, "kNN accuracy, %", "round", "")
-    _finish(traffic, "kNN accuracy, %", "gigabytes up and down, all clients", "")
-    _finish(time, "kNN accuracy, %", "minutes of rounds", "")
+    _finish(rounds, score, "round", "")
+    _finish(traffic, score, "gigabytes up and down, all clients", "")
+    _finish(time, score, "minutes of rounds", "")
     _legend(figure)
     return figure
 
@@ -183,18 +186,18 @@ def _by_round(run: Run, value: Callable[[Run, Record], float | None]) -> list[tu
 
 
 def _by_cost(run: Run, cost: Callable[[Record], float]) -> list[tuple[float, float]]:
-    """kNN accuracy over the cost of all rounds so far."""
+    """kNN accuracy, or mAP, over the cost of all rounds so far."""
     spent, points = 0.0, []
     for record in run.metrics:
         spent += cost(record)
-        y = _knn(run, record)
+        y = _score(run, record)
         if y is not None:
             points.append((spent, y))
     return points
 
 
-def _knn(run: Run, record: Record) -> float | None:
-    value = lookup(record, "scores", run.saved_backbone, "knn")
+def _score(run: Run, record: Record) -> float | None:
+    value = lookup(record, "scores", run.saved_backbone, run.curve)
     return None if value is None else 100 * value
 
 

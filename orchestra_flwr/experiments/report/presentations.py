@@ -26,7 +26,7 @@ from orchestra_flwr.experiments.results.comparison import UNITS, Result, Results
 from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
-from orchestra_flwr.experiments.results.runs import Run
+from orchestra_flwr.experiments.results.runs import Run, curve_title
 from orchestra_flwr.experiments.results.statistics import Sample, correlation
 from orchestra_flwr.experiments.results.tuning import WITH_LABELS, selection
 from orchestra_flwr.reporting.text import lookup
@@ -63,7 +63,7 @@ def show_lines(results: Results, file: Path) -> Iterator[str]:
 
 
 def show_rounds(results: Results, file: Path) -> Iterator[str]:
-    """kNN accuracy over the rounds, and the rounds until it reached certain values."""
+    """kNN accuracy, or mAP, over the rounds, and the rounds until it reached certain values."""
     series = results.plan.experiment.show.series
     assert series
     panels = {
@@ -74,18 +74,19 @@ def show_rounds(results: Results, file: Path) -> Iterator[str]:
     if not panels:
         return
     save(draw_rounds(panels), file)
-    yield picture(file, f"{_title(results)}: kNN accuracy; bands are deviations over the seeds.")
+    score = curve_title(results.runs)
+    yield picture(file, f"{_title(results)}: {score}; bands are deviations over the seeds.")
     for title, lines in panels.items():
         table = rounds_to_accuracy(lines)
         if table.rows and len(table.columns) > 1:
             beside = f" ({title})" if title else ""
-            yield heading(3, f"Rounds until kNN accuracy, mean over the seeds{beside}")
+            yield heading(3, f"Rounds until {score}, mean over the seeds{beside}")
             yield table.markdown()
 
 
 def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
-    """The rounds in which the mean kNN accuracy of a line first reached 5 %, 10 %, ..."""
-    means = {name: _mean_knn(runs) for name, runs in lines.items()}
+    """The rounds in which the mean accuracy of a line first reached 5 %, 10 %, ..."""
+    means = {name: _mean_score(runs) for name, runs in lines.items()}
     curves = {name: curve for name, curve in means.items() if curve}
     if not curves:
         return Table(("",), ())
@@ -95,7 +96,7 @@ def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
     rows = []
     for name, curve in curves.items():
         reached = [
-            next((str(number) for number, knn in curve.items() if knn >= level), NOTHING)
+            next((str(number) for number, score in curve.items() if score >= level), NOTHING)
             for level in levels
         ]
         rows.append((name, *reached))
@@ -197,14 +198,14 @@ def _title(results: Results) -> str:
     return f"{results.plan.experiment.title} ({results.plan.settings.title})"
 
 
-def _mean_knn(runs: Sequence[Run]) -> dict[int, float]:
-    """Mean kNN accuracy by round, for the rounds in which all runs were evaluated."""
+def _mean_score(runs: Sequence[Run]) -> dict[int, float]:
+    """Mean of the curves' score by round, for the rounds in which all runs were evaluated."""
     by_round: dict[int, list[float]] = {}
     for run in runs:
         for record in run.metrics:
-            knn = lookup(record, "scores", run.saved_backbone, "knn")
-            if knn is not None:
-                by_round.setdefault(record["round"], []).append(knn)
+            score = lookup(record, "scores", run.saved_backbone, run.curve)
+            if score is not None:
+                by_round.setdefault(record["round"], []).append(score)
     return {n: sum(v) / len(v) for n, v in sorted(by_round.items()) if len(v) == len(runs)}
 
 

@@ -84,6 +84,7 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
 
 def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     """One row for every run, for runs that belong to no experiment."""
+    precision = any(run.measure("map") is not None for run in runs)
     columns = (
         "run",
         "method",
@@ -93,6 +94,7 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
         "rounds",
         "kNN",
         "linear",
+        *(("mAP",) * precision),
         "time",
         "sent",
     )
@@ -110,6 +112,7 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
                 str(config.seed),
                 f"{done}" if summary else f"{done} of {config.federation.rounds}, unfinished",
                 *(_of_run(run, measure) for measure in ("knn", "linear")),
+                *((_of_run(run, "map"),) * precision),
                 duration(summary["seconds"]) if "seconds" in summary else NOTHING,
                 size(sent) if summary else NOTHING,
             )

@@ -23,6 +23,7 @@ class Unit:
 UNITS: Mapping[Measure, Unit] = {
     "knn": Unit("kNN, %", 100),
     "linear": Unit("linear probe, %", 100),
+    "map": Unit("mAP, %", 100),
     "linear_10": Unit("probe, 10 % of the labels, %", 100),
     "linear_1": Unit("probe, 1 % of the labels, %", 100),
     "linear_labelled": Unit("probe, clients' labels, %", 100),
@@ -45,6 +46,7 @@ UNITS: Mapping[Measure, Unit] = {
     "classes_1": Unit("classes with 1 % of the images", 1),
     "emd": Unit("earth mover's distance of classes", 1),
 }
+ACCURACIES: tuple[Measure, ...] = ("knn", "linear")
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,11 @@ def read_results(plan: Plan, folder: Path) -> Results:
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     incomplete: dict[str, Incomplete] = {}
+    found = {row.run: read_run(folder / row.run) for row in plan.rows}
+    plan = _with_map(plan, [run for run in found.values() if run is not None])
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
-        run, log = read_run(folder / row.run), folder / LOGS / f"{row.run}.log"
+        run, log = found[row.run], folder / LOGS / f"{row.run}.log"
         if run is not None and (why := why_left_out(run, row)):
             incomplete[row.run] = Incomplete(row.run, why)
         elif run is not None and run.summary:
@@ -146,6 +150,18 @@ def read_results(plan: Plan, folder: Path) -> Results:
             incomplete[row.run] = Incomplete(row.run, _why(run, log))
     rows = tuple(_result(plan, dict(values), runs) for values, runs in by_row.items())
     return Results(plan, rows, tuple(incomplete.values()))
+
+
+def _with_map(plan: Plan, runs: list[Run]) -> Plan:
+    """Of images with several labels, which have no accuracies, mAP stands in their place."""
+    measured = {m for run in runs for m in ("map", *ACCURACIES) if run.measure(m) is not None}
+    if "map" not in measured:
+        return plan
+    asked = plan.experiment.measures
+    left = [m for m in asked if m not in ACCURACIES or m in measured]
+    measures = tuple(dict.fromkeys(("map", *left)))
+    experiment = plan.experiment.model_copy(update={"measures": measures})
+    return plan.model_copy(update={"experiment": experiment})
 
 
 def why_left_out(run: Run, row: Row) -> str | None:

@@ -1,6 +1,6 @@
 """Run folders, read back for a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,17 +117,32 @@ class Run:
             return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
         return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
 
+    @cached_property
+    def curve(self) -> str:
+        """The score of a curve over the rounds: kNN, or `map` of images with several labels."""
+        places = (lookup(record, "scores", self.saved_backbone, "map") for record in self.metrics)
+        return "knn" if all(value is None for value in places) else "map"
+
     def before(self, name: str) -> float | None:
         """A measure of the encoder before training, where `summary.json` has it."""
         return lookup(self.summary, "untrained", *IN_SUMMARY.get(name, (name,)))
 
     def is_missing(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
-        have a classifier whose accuracy can be taken.
+        have a classifier whose accuracy can be taken, and images with several labels have `map`
+        in place of `knn` and `linear`.
         """
+        others = ("knn", "linear") if name == "map" else ("map",)
+        if name in ("knn", "linear", "map") and any(self.measure(m) is not None for m in others):
+            return False
         if "accuracy" in name and not sees_labels(self.config):
             return False
         return self.measure(name, transfer) is None
+
+
+def curve_title(runs: Iterable[Run]) -> str:
+    """What :attr:`Run.curve` of these runs is."""
+    return "mAP" if any(run.curve == "map" for run in runs) else "kNN accuracy"
 
 
 def read_run(folder: Path) -> Run | None:

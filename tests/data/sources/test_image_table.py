@@ -63,6 +63,13 @@ def test_several_labels_of_an_image(config, tmp_path):
     assert (len(held.train.tags), len(held.test.tags)) == (2, 2)
 
 
+def test_the_training_table_decides_whether_images_have_several_labels(config, tmp_path):
+    (tmp_path / "test.csv").write_text("file,label\nc/8.png,cat;dog\n")
+    lines = "file,label\na/0.png,cat\nb/1.png,dog\n"
+    with pytest.raises(ConfigError, match="data.label=label: test images must have one label each"):
+        load_dataset(config(lines, test_table=str(tmp_path / "test.csv")))
+
+
 def test_without_labels(config):
     dataset = load_dataset(config(LINES, label=None))
     assert dataset.train.targets is None and dataset.train.classes == ()

@@ -43,6 +43,24 @@ def test_many_peers_do_not_fill_the_log(monkeypatch):
     asyncio.run(report())
     assert len(lines) == 5
     assert (
-        lines[-1]
-        == "refused: more than 3 peers are turned away, the last is 10.0.0.49: is odd (46 times)"
+        lines[-1] == "refused: more than 3 peers are turned away, the last is 10.0.0.49: is odd "
+        "(the last of 46 of this kind)"
     )
+
+
+def test_lines_that_differ_are_not_counted_as_the_same():
+    lines = []
+
+    async def report():
+        reports = refusals.Refusals(lines.append)
+        for number in (1, 2, 2, 2):
+            reports.report("10.0.0.1", "size", f"sent {number} MB")
+        for number in (1, 2, 3):
+            reports.report("10.0.0.1", "key", f"key {number}")
+        reports.close()
+
+    asyncio.run(report())
+    assert lines[-2:] == [
+        "refused: 10.0.0.1: sent 2 MB (3 times)",
+        "refused: 10.0.0.1: key 3 (the last of 2 of this kind)",
+    ]

@@ -419,6 +419,18 @@ def test_a_plain_folder_of_runs(make_run, tmp_path):
     assert "old is left out" in text
 
 
+def test_images_with_several_labels_have_their_precision_in_reports(
+    make_run, make_experiment, tmp_path
+):
+    scores = {"scores": {"target": {"map": 0.25}}}
+    make_run("several", {"map": 0.25, "backbone": "target"}, metrics=[scores])
+    make_experiment("table6", "small", lambda values, seed: {"summary": {"map": 0.5}})
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert any("mAP" in row for row in cells(text)) and "mAP, %" in text
+    assert "kNN, %" not in text and "not measured" not in text and "25.0 %" in text
+
+
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="holds no runs"):
         write_report(tmp_path)
