@@ -10,7 +10,7 @@ import pytest
 
 import orchestra_flwr
 from orchestra_flwr.config import Config, TermConfig
-from orchestra_flwr.config.sections import SolverConfig
+from orchestra_flwr.config.choices import SolverConfig
 
 LAYERS = [
     ["optional_formats"],

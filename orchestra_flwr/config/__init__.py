@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from orchestra_flwr.config.choice import Choice, Plugin
+from orchestra_flwr.config.choices import DataConfig, MethodConfig, ModelConfig, TermConfig
 from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import (
     Composed,
@@ -22,19 +23,15 @@ from orchestra_flwr.config.sections import (
     KEPT_ROUNDS,
     AugmentationConfig,
     BatchNorm,
-    DataConfig,
     Device,
     EvaluationConfig,
     FederationConfig,
     LogFormat,
     LoggingConfig,
-    MethodConfig,
-    ModelConfig,
     Normalisation,
     Precision,
     PrivacyConfig,
     ScoresConfig,
-    TermConfig,
     TrainingConfig,
     Wire,
 )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
+from orchestra_flwr.config.choices import DataConfig
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import (
     Composed,
@@ -16,7 +17,7 @@ from orchestra_flwr.config.section import (
     Section,
     parse,
 )
-from orchestra_flwr.config.sections import AugmentationConfig, DataConfig, Device, ScoresConfig
+from orchestra_flwr.config.sections import AugmentationConfig, Device, ScoresConfig
 from orchestra_flwr.config.user_packages import WithPlugins, are_packages, check_named
 from orchestra_flwr.files import at_home
 from orchestra_flwr.plugins import imported_packages

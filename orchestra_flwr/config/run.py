@@ -10,6 +10,25 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticSerializationError
 
 from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.choices import (
+    AdaptationConfig,
+    AggregationConfig,
+    AttackConfig,
+    ClockConfig,
+    ClusteringConfig,
+    DataConfig,
+    EngineConfig,
+    ExchangeConfig,
+    MergingConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PartitionConfig,
+    ScheduleConfig,
+    ServerOptimizerConfig,
+    ShiftConfig,
+    TermConfig,
+)
 from orchestra_flwr.config.section import (
     Composed,
     ConfigError,
@@ -18,29 +37,12 @@ from orchestra_flwr.config.section import (
     parse,
 )
 from orchestra_flwr.config.sections import (
-    AdaptationConfig,
-    AggregationConfig,
-    AttackConfig,
-    ClockConfig,
-    ClusteringConfig,
-    DataConfig,
     Device,
-    EngineConfig,
     EvaluationConfig,
-    ExchangeConfig,
     FederationConfig,
     LabelsConfig,
     LoggingConfig,
-    MergingConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PartitionConfig,
     PrivacyConfig,
-    ScheduleConfig,
-    ServerOptimizerConfig,
-    ShiftConfig,
-    TermConfig,
     TrainingConfig,
 )
 from orchestra_flwr.config.user_packages import WithPlugins, are_packages

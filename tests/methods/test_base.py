@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.methods import ClipsGradients, Contributes, Method, SupportsVmap, release_of
 from orchestra_flwr.methods.base import ABILITIES
 from orchestra_flwr.terms import Term

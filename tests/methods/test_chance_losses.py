@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.methods import KnowsChance, build_method
 from orchestra_flwr.methods.dino import distillation_loss
 from orchestra_flwr.methods.mocov2 import queue_contrastive_loss

@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from orchestra_flwr.config.sections import MethodConfig, ModelConfig
+from orchestra_flwr.config.choices import MethodConfig, ModelConfig
 from orchestra_flwr.data import ImageSet, augment
 from orchestra_flwr.methods import (
     Batch,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from orchestra_flwr.clustering import consistency
 from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.methods import Batch, Received, Role, build_method
 from orchestra_flwr.methods.orchestra import RECIPES, cluster_loss
 from orchestra_flwr.seeding import ClientSeed

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import LearnsLabels, Received, build_method, sees_labels
 from orchestra_flwr.methods.pseudo_labels import with_pseudo_labels

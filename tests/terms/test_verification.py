@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import MergingConfig, MethodConfig
+from orchestra_flwr.config.choices import MergingConfig, MethodConfig
 from orchestra_flwr.methods import Batch, Received, Role, Step
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.terms.verification import user_verification_loss

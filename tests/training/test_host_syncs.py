@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.data import colours
 from orchestra_flwr.methods import Received, Role, release_of, sees_labels
 from orchestra_flwr.seeding import ClientSeed

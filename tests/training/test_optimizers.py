@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import OptimizerConfig
+from orchestra_flwr.config.choices import OptimizerConfig
 from orchestra_flwr.training.optimizers.adam import Adam
 from orchestra_flwr.training.optimizers.adamw import AdamW
 from orchestra_flwr.training.optimizers.sgd import SGD

@@ -9,7 +9,7 @@ import torch
 
 from orchestra_flwr import simulate
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.config.sections import MethodConfig
+from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.methods import Received, SupportsVmap
 from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed

@@ -12,10 +12,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
+from orchestra_flwr.config.choices import DataConfig
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import ConfigError, Section, parse, section_keys
-from orchestra_flwr.config.sections import DataConfig
 
 logger = logging.getLogger(__name__)
 

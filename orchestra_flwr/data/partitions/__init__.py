@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Plugin
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data.images import UNLABELLED, ImageSet
 from orchestra_flwr.seeding import numpy_generator
 

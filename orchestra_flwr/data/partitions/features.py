@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Section
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition

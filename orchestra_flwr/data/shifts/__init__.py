@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Plugin
-from orchestra_flwr.config.sections import ShiftConfig
+from orchestra_flwr.config.choices import ShiftConfig
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.seeding import derive, numpy_generator
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from orchestra_flwr import methods
 from orchestra_flwr.config import Config, ConfigError, load_config
-from orchestra_flwr.config.sections import ClusteringConfig, SolverConfig
+from orchestra_flwr.config.choices import ClusteringConfig, SolverConfig
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.seeding import ClientSeed
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import ImageSet, partition, partition_by_name
 
 BY_CLASS = PartitionConfig(name="by_class")

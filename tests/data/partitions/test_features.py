@@ -6,7 +6,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from orchestra_flwr.config import ConfigError, ModelConfig
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import ImageSet, partition_by_name
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import partition
 
 partitioners = pytest.importorskip(

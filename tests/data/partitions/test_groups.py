@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import ImageSet, load_dataset, partition_by_name
 
 FILES = ("cat/mon/1.jpg", "cat/tue/1.jpg", "dog/mon/2.jpg", "dog/mon/3.jpg", "dog/wed/1.jpg")

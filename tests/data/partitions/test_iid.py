@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import class_counts, partition
 
 IID = PartitionConfig(name="iid")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import (
     ImageSet,
     class_counts,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import class_counts, partition
 
 

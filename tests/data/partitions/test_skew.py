@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import class_counts, earth_movers_distance, partition
 
 LABELS = torch.from_numpy(np.random.default_rng(3).permutation(50_000) % 10)

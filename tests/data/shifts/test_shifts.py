@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import ShiftConfig
+from orchestra_flwr.config.choices import ShiftConfig
 from orchestra_flwr.data import shift_images
 from orchestra_flwr.data.shifts import drawn_variants, uniform
 

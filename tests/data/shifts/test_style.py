@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import ShiftConfig
+from orchestra_flwr.config.choices import ShiftConfig
 from orchestra_flwr.data import ImageSet, shift_images
 from orchestra_flwr.data.image_files.styled_copies import read_copies
 from orchestra_flwr.data.shifts import drawn_variants

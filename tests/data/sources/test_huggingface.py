@@ -10,7 +10,7 @@ from PIL import Image
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, DataConfig
-from orchestra_flwr.config.sections import PartitionConfig
+from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import load_dataset, partition_by_name
 
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from orchestra_flwr.config.sections import ServerOptimizerConfig
+from orchestra_flwr.config.choices import ServerOptimizerConfig
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import build_learner

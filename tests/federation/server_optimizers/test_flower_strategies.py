@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
 
-from orchestra_flwr.config.sections import ServerOptimizerConfig
+from orchestra_flwr.config.choices import ServerOptimizerConfig
 
 SIZE = 200
 ONE_CLIENT = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import ServerOptimizerConfig
+from orchestra_flwr.config.choices import ServerOptimizerConfig
 
 TOY = '''
 import numpy as np

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.config.sections import ServerOptimizerConfig
+from orchestra_flwr.config.choices import ServerOptimizerConfig
 from orchestra_flwr.federation import server_optimizers
 
 NAMES = ["adagrad", "adam", "mean", "momentum", "yogi"]
