@@ -231,7 +231,9 @@ def _serve_queue(config: ServerConfig) -> int:
     from orchestra_flwr.federation.server.round_report import FederationError
 
     check_server(config)
-    return run_command(partial(serve_queue, config), RESUME_HINT, OSError, FederationError)
+    show = show_error if _shows_json(config) else None
+    work = partial(serve_queue, config)
+    return run_command(work, RESUME_HINT, OSError, FederationError, show=show)
 
 
 def _run_in_folder(

@@ -13,7 +13,7 @@ from orchestra_flwr.folder_lock import FolderInUseError, is_locked, locked
 
 OWNER = """
 import pathlib, sys, time
-from orchestra_flwr.folder_lock import is_locked, locked
+from orchestra_flwr.folder_lock import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)

@@ -1,13 +1,16 @@
 """A server runs what is submitted to it; clients stay."""
 
+import re
 import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from orchestra_flwr.cli import submit_main
 from orchestra_flwr.deployment.run_queue import RunQueue
+from orchestra_flwr.deployment.watch.audit_log import check_audit
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -21,13 +24,17 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     fragile.mkdir()
     (fragile / "x").symlink_to(machines.photos / "a")
 
+    queue = RunQueue(folder)
+    queue.make()
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b")
+
     def submit(*overrides):
-        small = machines.small(overrides)
+        small = [each for each in machines.small(overrides) if not each.startswith("logging.")]
         assert submit_main([f"queue={folder}", *small, *overrides]) == 0
 
     def serve():
         command = [sys.executable, "run_server.py", f"port={machines.port}", f"queue={folder}"]
-        return machines.start(*command, f"security={machines.security}")
+        return machines.start(*command, f"security={machines.security}", "watch.port=0")
 
     submit("method=simclr", "federation.rounds=1")
     submit(f"data.root={fragile}")
@@ -55,5 +62,22 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
         assert "byol" in each.text
         stored = machines.folder / "state" / each.text.split()[1].rstrip(":") / "encoder"
         assert "byol" in (stored / "encoder.json").read_text()
+    assert check_audit(folder / "0004" / "run")[0] > 3
+    # It is watched at one address, with a run and without one.
+    watched = re.search("watched at (http://127.0.0.1:[0-9]+)/", again.text)[1]
+    status = httpx.get(f"{watched}/status", trust_env=False).json()
+    assert (status["state"], status["clients"]["here"]) == ("idle", 2), status
+    # A client that goes during a run and comes back after it gets the encoder then.
+    long = ("federation.rounds=3", "training.local_epochs=20", "federation.min_clients=1")
+    submit("method=simclr", *long, "share.wait=0")
+    again.wait_for("run 0005: begins")
+    clients[1].wait_for("round 2: training")
+    clients[1].end()
+    again.wait_for("without the encoder, because they were away: b; who comes back")
+    again.wait_for("run 0005: done")
+    back = machines.client("b")
+    back.wait_for("the encoder is here")
+    assert "run 0005: its encoder goes to b" in again.text
+    assert check_audit(folder)[0] > 10
     again.send(signal.SIGTERM)
     assert again.wait() == 143
