@@ -100,6 +100,8 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     who = status.get("run") or f"{status['name']}, server {status['server']}"
     yield status["role"], f"{who} ({status['version']})"
     yield "state", status["state"] + (f", waiting for {waits}" if waits else "")
+    if status.get("refused"):
+        yield "refused", status["refused"].replace("_", " ")
     if status.get("problem"):
         yield "problem", status["problem"]
     if status["rounds"] or status["state"] != "idle":
