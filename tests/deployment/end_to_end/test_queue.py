@@ -1,5 +1,6 @@
 """A server runs what is submitted to it; clients stay."""
 
+import json
 import re
 import signal
 import sys
@@ -12,7 +13,7 @@ from orchestra_flwr.cli import submit_main
 from orchestra_flwr.deployment.run_queue import RunQueue
 from orchestra_flwr.deployment.watch.audit_log import check_audit
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.slow
@@ -63,6 +64,9 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
         stored = machines.folder / "state" / each.text.split()[1].rstrip(":") / "encoder"
         assert "byol" in (stored / "encoder.json").read_text()
     assert check_audit(folder / "0004" / "run")[0] > 3
+    log = (folder / "0004" / "run" / "audit.jsonl").read_text().splitlines()
+    registered = next(each for each in map(json.loads, log) if each["event"] == "registered")
+    assert registered["clients"] == ["a", "b"]
     # It is watched at one address, with a run and without one.
     watched = re.search("watched at (http://127.0.0.1:[0-9]+)/", again.text)[1]
     status = httpx.get(f"{watched}/status", trust_env=False).json()

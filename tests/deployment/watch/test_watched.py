@@ -173,6 +173,9 @@ def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client)
     guide = (DEPLOY.parent / "docs" / "operate.md").read_text()
     assert all(f"| `{rule['alert']}` |" in guide for rule in rules)
     assert all(f"`{name.removeprefix('orchestra_')}`" in guide for name in there)
+    # A queue that waits for a run makes no progress, and need not.
+    (progress,) = (rule["expr"] for rule in rules if rule["alert"] == "OrchestraNoProgress")
+    assert progress.endswith('unless on (instance) orchestra_state{state="idle"} == 1')
     asked = " ".join([*panels, *(rule["expr"] for rule in rules)])
     names = set(re.findall(r"\borchestra_[a-z_]+", asked))
     assert names <= there.keys() and len(names) > 12
