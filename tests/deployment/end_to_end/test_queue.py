@@ -71,17 +71,33 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     watched = re.search("watched at (http://127.0.0.1:[0-9]+)/", again.text)[1]
     status = httpx.get(f"{watched}/status", trust_env=False).json()
     assert (status["state"], status["clients"]["here"]) == ("idle", 2), status
-    # A client that goes during a run and comes back after it gets the encoder then.
-    long = ("federation.rounds=3", "training.local_epochs=20", "federation.min_clients=1")
-    submit("method=simclr", *long, "share.wait=0")
-    again.wait_for("run 0005: begins")
-    clients[1].wait_for("round 2: training")
-    clients[1].end()
-    again.wait_for("without the encoder, because they were away: b; who comes back")
-    again.wait_for("run 0005: done")
-    back = machines.client("b")
-    back.wait_for("the encoder is here")
-    assert "run 0005: its encoder goes to b" in again.text
     assert check_audit(folder)[0] > 10
     again.send(signal.SIGTERM)
     assert again.wait() == 143
+
+
+@pytest.mark.slow
+def test_a_client_that_comes_back_after_the_run_gets_its_encoder(machines):
+    machines.make_photos(a=32, b=32)
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b")
+    folder = machines.folder / "runs"
+    command = [sys.executable, "run_server.py", f"port={machines.port}", f"queue={folder}"]
+    server = machines.start(*command, f"security={machines.security}")
+    server.wait_for("no run waits in")
+    keys = ("federation.rounds=4", "training.local_epochs=20", "federation.min_clients=1")
+    small = [each for each in machines.small(()) if not each.startswith("logging.")]
+    clients = [machines.client(name) for name in "ab"]
+    for each in clients:
+        each.wait_for("connected to")
+    assert submit_main([f"queue={folder}", *small, *keys, "share.wait=0"]) == 0
+    clients[1].wait_for("round 1: training")
+    clients[1].end()
+    server.wait_for("run 0001: done")
+    assert "without the encoder, because they were away: b; who comes back" in server.text
+    back = machines.client("b")
+    back.wait_for("the encoder is here")
+    assert "run 0001: its encoder goes to b" in server.text
+    summary = json.loads((folder / "0001" / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 4
+    server.send(signal.SIGTERM)
+    assert server.wait() == 143
