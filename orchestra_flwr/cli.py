@@ -15,7 +15,6 @@ from orchestra_flwr import __version__
 from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.completion import completion_script
 from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_sigterm
-from orchestra_flwr.commands.experiment_line import read_experiment
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
     Composed,
@@ -94,68 +93,14 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
             names = ", ".join(experiment_names())
             print(usage.as_called(usage.EXPERIMENT, sys.argv[0]).format(names=names))
         else:
-            return _experiment(flags)
+            require_server(usage.program(usage.EXPERIMENT))
+            from orchestra_flwr.experiments.sweep_commands import run_experiment
+
+            return run_experiment(flags)
         return 0
 
     ignore_closed_streams()
     return run_command(work, RESUME_HINT)
-
-
-def _experiment(flags: Flags) -> int:
-    from orchestra_flwr.experiments.planning.description import experiment_names
-    from orchestra_flwr.experiments.planning.plan import make_plan
-
-    require_server(usage.program(usage.EXPERIMENT))
-    line = read_experiment(flags.overrides, experiment_names())
-    plan, configs = make_plan(
-        line.experiment,
-        line.scale,
-        seeds=line.seeds,
-        only=line.only,
-        extra=line.extra,
-        transfer_root=line.transfer_root,
-    )
-    folder, jobs = line.folder, line.jobs or plan.settings.jobs
-
-    from orchestra_flwr.experiments.report.writer import write_report
-    from orchestra_flwr.experiments.sweep import jobs_of, run_plan
-
-    if "--list" in flags:
-        missing = {job.name: job for job in jobs_of(plan, folder)}
-        for row in plan.rows:
-            job = missing.get(row.run)
-            state = "complete" if job is None else "begun" if job.was_begun else "missing"
-            print(f"{state:9}{row.run}  {', '.join(row.values.values())}")
-        return 0
-
-    def work() -> int:
-        failed = run_plan(plan, configs, folder, jobs, lambda line: print(line, flush=True))
-        print(f"report: {write_report(folder)}")
-        return 1 if failed else 0
-
-    stop_on_sigterm()
-    return run_command(work, RESUME_HINT, OSError, ValueError)
-
-
-def _run_several(flags: Flags) -> int:
-    from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
-    from orchestra_flwr.experiments.sweep import jobs_of, run_jobs
-
-    require_server(usage.program(usage.SIM))
-    plan, configs = make_sweep(flags.overrides)
-    if "--cfg" in flags:
-        print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
-        return 0
-
-    def work() -> int:
-        todo = jobs_of(plan, FOLDER)
-        print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
-        failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
-        print_sweep(plan, FOLDER)
-        return 1 if failed else 0
-
-    stop_on_sigterm()
-    return run_command(work, RESUME_HINT, OSError, ValueError)
 
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
@@ -202,7 +147,10 @@ def _command(
     def work() -> int:
         flags = read_flags(sys.argv[1:] if arguments is None else arguments, allowed)
         if "--multirun" in flags and "--help" not in flags:
-            return _run_several(flags)
+            require_server(usage.program(usage.SIM))
+            from orchestra_flwr.experiments.sweep_commands import run_several
+
+            return run_several(flags)
         shown = _shown(kind, text, flags)
         if shown is not None:
             print(shown, end="")
@@ -283,7 +231,9 @@ def _serve_queue(config: ServerConfig) -> int:
     from orchestra_flwr.federation.server.round_report import FederationError
 
     check_server(config)
-    return run_command(partial(serve_queue, config), RESUME_HINT, OSError, FederationError)
+    show = show_error if _shows_json(config) else None
+    work = partial(serve_queue, config)
+    return run_command(work, RESUME_HINT, OSError, FederationError, show=show)
 
 
 def _run_in_folder(
@@ -303,31 +253,24 @@ def _run_and_show(
     config: Config, folder: Any, run: Callable[[Any, Any], dict[str, Any]], timed: bool
 ) -> int:
     from orchestra_flwr.federation.server.round_report import FederationError
-    from orchestra_flwr.reporting import make_progress, print_summary
-
-    mode, rounds = config.logging.progress, config.federation.rounds
-    programs = None
-    if _shows_json(config):
-        from orchestra_flwr.deployment.watch.json_progress import JsonProgress
-
-        programs = JsonProgress(rounds)
+    from orchestra_flwr.reporting import make_progress
 
     def work() -> None:
-        with programs or make_progress(mode, rounds, timed=timed) as progress:
+        logging, rounds = config.logging, config.federation.rounds
+        with make_progress(
+            logging.progress, rounds, timed=timed, format=logging.format
+        ) as progress:
             progress.message(f"run folder: {folder.path}")
             if folder.note:
                 progress.message(folder.note)
             summary = run(folder, progress)
-        if programs:
-            programs.finished(summary, str(folder.path))
-        else:
-            print_summary(summary, folder.path)
+        progress.finished(summary, folder.path)
 
     def advice(error: Exception) -> str:
         return str(folder.how_to_continue(getattr(error, "resume_round", None)))
 
     stopped = f"stopped; {folder.how_to_continue()}"
-    show = show_error if programs else None
+    show = show_error if _shows_json(config) else None
     return run_command(work, stopped, OSError, FederationError, advice=advice, show=show)
 
 

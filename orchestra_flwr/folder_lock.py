@@ -58,6 +58,25 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
             _write(file, "")
 
 
+def is_locked(folder: Path, name: str = ".lock") -> bool:
+    """Whether a process has locked the folder; nothing is locked or written to find out.
+
+    Raises:
+        OSError: the lock cannot be read.
+    """
+    try:
+        with (folder / name).open("rb") as file:
+            # Nobody has one without a name in it; to ask for a lock could hinder who takes it now.
+            if not file.read(1):
+                return False
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _owner(file: IO[bytes]) -> str:
     text = file.read(300).decode(errors="replace").strip()
     number, _, host = text.partition(" ")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.folder_lock import FolderInUseError, is_locked, locked
 
 OWNER = """
 import pathlib, sys, time
@@ -93,3 +93,12 @@ def test_what_stands_in_the_file_is_not_trusted(tmp_path, text):
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError), locked(tmp_path / "nowhere"):
         pass
+
+
+def test_who_only_asks_locks_nothing(tmp_path):
+    assert not is_locked(tmp_path) and list(tmp_path.iterdir()) == []
+    with locked(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+    (tmp_path / ".lock").write_text("12345 host\n")  # of a process that was killed
+    assert not is_locked(tmp_path)

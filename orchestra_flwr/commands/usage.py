@@ -95,9 +95,11 @@ usage: orchestra-submit queue=FOLDER [key=value ...]      add a run to a server'
   orchestra-submit queue=runs --list                    all runs and how they stand
   orchestra-submit queue=runs cancel=0003               one that waits, or has begun
 
-Keys are those of orchestra-server, except host, port, insecure, security and the run folder, which
-is FOLDER/NUMBER/run. Packages of plugins= have to be named by the server's own command as well.
-A run that fails does not hold up the others.
+Keys are those of orchestra-server, except host, port, insecure, security, watch, logging.format and
+logging.progress, which the server's own command says, and the run folder, which is
+FOLDER/NUMBER/run. Packages of plugins= have to be named by the server's command as well.
+FOLDER is made by the server, and belongs to its user alone. A run that fails does not hold up the
+others.
 
   --list         all runs, nothing is added
   --help         this text

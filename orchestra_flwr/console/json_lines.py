@@ -2,12 +2,15 @@
 
 import json
 import logging
+import re
 import sys
 from datetime import datetime
 from typing import Any
 
-# What lines for people begin with that a program should notice.
-WARNINGS = ("warning", "refused", "failed", "cannot", "  dropped")
+# What lines for people begin with that a program should notice, also behind a client's name.
+WARNING = re.compile(
+    r"(client \S+ )?(warning|refused|is refused|failed|cannot|does not|without|  dropped)\b"
+)
 
 
 def json_line(event: str, level: str = "", **values: Any) -> str:
@@ -18,7 +21,7 @@ def json_line(event: str, level: str = "", **values: Any) -> str:
         level: as in `logging`; "": warning where `message` begins like one, else info.
         values: more about it, as JSON can hold it.
     """
-    noticed = str(values.get("message", "")).startswith(WARNINGS)
+    noticed = WARNING.match(str(values.get("message", "")))
     about = {
         "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "level": level or ("warning" if noticed else "info"),

@@ -1,22 +1,35 @@
 """Runs that wait for a server, in a folder: who submits them and who runs them are two processes.
 
+The folder says what the server does, so it has to be its user's own, and writable for nobody else.
+
 Each run has a folder named by its number. `run.yaml` in it is its configuration, `run/` its run
 folder once it has begun, and `ended` says how it ended. The names are made by steps that cannot be
 done twice, so nothing has to be locked.
 """
 
 import itertools
-from collections.abc import Mapping
+import os
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.config import ConfigError, config_to_yaml, load, parse, read_config_file
+from orchestra_flwr.config import (
+    ConfigError,
+    DataConfig,
+    config_to_yaml,
+    load,
+    parse,
+    read_config_file,
+)
 from orchestra_flwr.config.user_packages import check_named
-from orchestra_flwr.deployment.server_config import OF_THE_SERVER, ServerConfig
-from orchestra_flwr.files import make_private_folder, write_atomically
+from orchestra_flwr.deployment.server_config import DISPLAY, OF_THE_SERVER, ServerConfig
+from orchestra_flwr.files import at_home, make_private_folder, write_atomically
+from orchestra_flwr.folder_lock import is_locked
 
 CONFIGURATION, RUN, ENDED = "run.yaml", "run", "ended"
+WAITING, BEGUN = "waiting", "begun"
 DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
 MAX_REASON = 500  # characters
 
@@ -45,9 +58,12 @@ class QueuedRun:
     def state(self) -> str:
         """How it stands: waiting, begun, or how it ended."""
         try:
-            return (self.path / ENDED).read_text().strip() or f"{FAILED}: nobody knows how"
+            text = (self.path / ENDED).read_text(errors="replace")
+            return " ".join(text[:MAX_REASON].split()) or f"{FAILED}: nobody knows how"
         except FileNotFoundError:
-            return "begun" if self.has_begun else "waiting"
+            return BEGUN if self.has_begun else WAITING
+        except OSError as error:
+            return f"{FAILED}: {ENDED} cannot be read ({error.strerror})"
 
     @property
     def has_begun(self) -> bool:
@@ -60,9 +76,16 @@ class QueuedRun:
         Raises:
             OSError: it cannot be written.
         """
+        path = self.path / ENDED
         try:
-            with (self.path / ENDED).open("x") as file:
-                file.write(" ".join(state.split())[:MAX_REASON] + "\n")
+            with path.open("x") as file:
+                try:
+                    file.write(" ".join(state.split())[:MAX_REASON] + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:  # the disk is full: how it ended is not known yet
+                    path.unlink()
+                    raise
         except FileExistsError:
             return False
         return True
@@ -79,6 +102,10 @@ class QueuedRun:
         file = folder / ("config.yaml" if self.has_begun else CONFIGURATION)
         values = read_config_file(file)
         check_named(file, values.get("plugins", ()), server.plugins)
+        logging = values.get("logging")
+        display = {name: getattr(server.logging, name) for name in DISPLAY}
+        if isinstance(logging, dict):  # else it is found to be wrong
+            values["logging"] = logging | display
         key = "resume" if self.has_begun else "run_dir"
         return parse(ServerConfig, {**values, **of_server, key: str(self.folder)})
 
@@ -87,16 +114,50 @@ class RunQueue:
     """A folder of runs.
 
     Args:
-        folder: is made by the first run.
+        folder: is made by the server.
 
     Raises:
-        ConfigError: it is no folder.
+        ConfigError: it is no folder, belongs to another user, or others may write to it.
     """
 
     def __init__(self, folder: Path) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"queue={folder}: must be a folder, or none yet")
         self.folder = folder
+        self._check()
+
+    def make(self) -> None:
+        """Makes the folder, unless it is there.
+
+        Raises:
+            ConfigError: as above.
+            OSError: it cannot be made.
+        """
+        make_private_folder(self.folder)
+        self._check()  # it may have been made by somebody else a moment ago
+
+    def _check(self) -> None:
+        try:
+            about = self.folder.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(f"queue={self.folder}: {error.strerror}") from None
+        if not stat.S_ISDIR(about.st_mode):
+            raise ConfigError(f"queue={self.folder}: must be a folder, or none yet")
+        if about.st_uid != os.geteuid():
+            raise ConfigError(
+                f"queue={self.folder}: belongs to another user (number {about.st_uid}): "
+                "it must be the server's own, and runs are submitted as the same user"
+            )
+        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"queue={self.folder}: others may write to it, and so start runs: "
+                f"chmod go-w {self.folder}"
+            )
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server works on it now."""
+        return is_locked(self.folder)
 
     def runs(self) -> list[QueuedRun]:
         """All runs in the order in which they were submitted."""
@@ -109,7 +170,7 @@ class RunQueue:
 
     def next(self) -> QueuedRun | None:
         """The first one that has not ended; None: all have."""
-        return next((run for run in self.runs() if run.state in ("waiting", "begun")), None)
+        return next((run for run in self.runs() if run.state in (WAITING, BEGUN)), None)
 
     def put(self, config: ServerConfig) -> QueuedRun:
         """Adds a run, whole or not at all.
@@ -117,7 +178,7 @@ class RunQueue:
         Raises:
             OSError: it cannot be written.
         """
-        make_private_folder(self.folder)
+        text = config_to_yaml(_found_from_anywhere(config)).encode()
         taken = [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
         for number in itertools.count(max(taken, default=0) + 1):
             path = self.folder / f"{number:04}"
@@ -125,14 +186,17 @@ class RunQueue:
                 path.mkdir(mode=0o700)
             except FileExistsError:  # somebody else's, a moment ago
                 continue
-            values: Mapping[str, Any] = config.model_dump(exclude=set(OF_THE_SERVER))
-            text = config_to_yaml(values).encode()
-            write_atomically(path / CONFIGURATION, text, mode=0o600)
+            try:
+                write_atomically(path / CONFIGURATION, text, mode=0o600)
+            except OSError:
+                with suppress(OSError):
+                    path.rmdir()
+                raise
             return QueuedRun(path)
         raise AssertionError
 
     def cancel(self, name: str) -> QueuedRun:
-        """Ends a run that waits, or, within a second, one that has begun.
+        """Ends a run that waits, or, within seconds, one that has begun.
 
         Raises:
             ConfigError: there is no such run, or it has ended.
@@ -154,6 +218,22 @@ def run_to_submit(overrides: list[str]) -> ServerConfig:
     """
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
-        if key in (*OF_THE_SERVER, "run_dir", "resume", "resume_round"):
+        of_server = (*OF_THE_SERVER, "run_dir", "resume", "resume_round")
+        display = [f"logging.{name}" for name in DISPLAY]
+        if key.partition(".")[0] in of_server or key in display:
             raise ConfigError(f"{key}: the server of the queue decides it; leave it out")
     return load(ServerConfig, overrides, all_read=True)
+
+
+def _found_from_anywhere(config: ServerConfig) -> dict[str, Any]:
+    """The values of a run; relative paths that lead somewhere from here are made absolute.
+
+    The server may have been started in another folder.
+    """
+    values = config.model_dump(exclude=set(OF_THE_SERVER))
+    for place, names in ((values, ("init",)), (values["data"], DataConfig.paths)):
+        for name in names:
+            path = at_home(place.get(name) or "")
+            if path.parts and path.exists():
+                place[name] = str(path.absolute())
+    return values

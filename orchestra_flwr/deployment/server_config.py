@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from orchestra_flwr.config import (
     Config,
     DataConfig,
+    LoggingConfig,
     OptionalPathText,
     PathText,
     Section,
@@ -20,6 +21,7 @@ from orchestra_flwr.methods import release_of
 
 # What a server with a queue is started with; all else each run says.
 OF_THE_SERVER = ("queue", "host", "port", "insecure", "security", "watch")
+DISPLAY = ("progress", "format")  # of `logging`: also the server's, whose terminal it is
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client
 
 
@@ -99,10 +101,13 @@ class ServerConfig(Config):
 
     def unread(self) -> dict[str, str]:
         """Also what real clients decide themselves."""
-        if self.queue is not None:
-            others = set(type(self).model_fields) - {*OF_THE_SERVER, "plugins"}
-            return dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
         unread = super().unread()
+        if self.queue is not None:
+            others = set(type(self).model_fields) - {*OF_THE_SERVER, "plugins", "logging"}
+            others |= {f"logging.{name}" for name in set(LoggingConfig.model_fields) - {*DISPLAY}}
+            of_runs = dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
+            display = {key: why for key, why in unread.items() if key == "logging.progress"}
+            return of_runs | display
         for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
             unread.pop(f"federation.{name}", None)
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]

@@ -8,15 +8,20 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import IO, Literal, NamedTuple, Self, TextIO
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from orchestra_flwr.config import LogFormat
+from orchestra_flwr.console.json_lines import json_line
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.reporting.run_folder import finite
+from orchestra_flwr.reporting.summary_table import print_summary
 from orchestra_flwr.reporting.text import duration, percent
 
 PLAIN_INTERVAL = 30  # seconds between lines within a round
@@ -48,15 +53,19 @@ def make_progress(
     console: Console | None = None,
     *,
     timed: bool = False,
+    format: LogFormat = "text",
 ) -> Progress:
-    """The display for `logging.progress`.
+    """The display for `logging.progress` and `logging.format`.
 
     Args:
         mode: auto is live where stdout is a terminal and plain elsewhere.
         rounds: the number of the last round.
         console: where to write; stdout if None.
         timed: whether lines begin with the time of day, as those of a server do.
+        format: json: lines for programs, whatever the mode.
     """
+    if format == "json":
+        return JsonProgress(rounds)
     if mode == "auto":
         terminal = sys.stdout.isatty() if console is None else console.is_terminal
         mode = "live" if terminal and os.environ.get("TERM") != "dumb" else "plain"
@@ -109,6 +118,10 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Shows a line of text."""
+
+    def finished(self, summary: Mapping[str, Any], folder: Path) -> None:
+        """The run is over, and so is the display: its table."""
+        print_summary(summary, folder)
 
     def phase(self, text: str) -> AbstractContextManager[None]:
         """What goes on within a block, such as "starting Ray", is shown if it takes long."""
@@ -301,6 +314,37 @@ class LiveProgress(Progress):
         finally:
             self._bars.remove_task(bar)
             self._bars.refresh()  # else it is drawn once more below the next line
+
+
+class JsonProgress(Progress):
+    """For programs that collect logs: `logging.format=json`."""
+
+    def round_started(self, round: int, cohort: int, label: str) -> None:
+        """A line with the cohort."""
+        super().round_started(round, cohort, label)
+        self._print("round_started", round=round, cohort=cohort, label=label)
+
+    def round_finished(self, outcome: RoundOutcome) -> None:
+        """A line with loss, scores, seconds, and how many clients answered."""
+        super().round_finished(outcome)
+        replies = {"cohort": self.cohort, "replies": self.done, "failed": self.failed}
+        self._print("round_finished", **replies, **outcome._asdict())
+
+    def message(self, text: str) -> None:
+        """A line with what a person would read."""
+        self._print("message", message=text)
+
+    def phase_started(self, text: str) -> None:
+        """A line; there is none at the end of a phase."""
+        self._print("phase_started", phase=text)
+
+    def finished(self, summary: Mapping[str, Any], folder: Path) -> None:
+        """A line with the summary."""
+        self._print("finished", run_folder=str(folder), summary=summary)
+
+    @staticmethod
+    def _print(event: str, **values: Any) -> None:
+        print(json_line(event, **finite(values)), flush=True)
 
 
 def _now(timed: bool) -> str:

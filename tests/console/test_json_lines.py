@@ -22,6 +22,8 @@ def test_a_line_has_time_level_and_event():
         ("warning: ca.crt expires on 2026-12-01", "warning"),
         ("refused: 192.0.2.1: its key is not registered", "warning"),
         ("failed: data.root=/photos: no such folder", "warning"),
+        ("client a is refused: it gives no name; it is asked again", "warning"),
+        ("client a cannot take part: out_of_memory", "warning"),
         ("client a joined with 20 images", "info"),
     ],
 )

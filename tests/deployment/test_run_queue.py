@@ -10,12 +10,16 @@ from orchestra_flwr.cli import server_main, submit_main
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.folder_lock import locked
+
+NO_SERVER = "no server works on runs now: runs wait until one is started with queue=runs\n"
 
 
 @pytest.fixture
 def submit(tmp_path, monkeypatch, capsys):
-    """Runs the command in an empty folder; returns exit code, output and errors."""
+    """Runs the command beside the folder of a server that is off; exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
+    RunQueue(Path("runs")).make()
 
     def call(*arguments):
         code = submit_main(["queue=runs", *arguments])
@@ -30,10 +34,12 @@ def server(*overrides):
 
 
 def test_runs_are_submitted_listed_and_cancelled(submit):
-    assert submit("--list") == (0, "", "")
-    assert submit("method=simclr", "model.width=8", "seed=7") == (0, "submitted: 0001\n", "")
-    assert submit("model.width=8")[1] == "submitted: 0002\n"
-    assert submit("cancel=0001") == (0, "cancelled: 0001\n", "")
+    assert submit("--list") == (0, "", NO_SERVER)
+    with locked(Path("runs")):
+        assert submit("--list") == (0, "", "")
+        assert submit("method=simclr", "model.width=8", "seed=7") == (0, "submitted: 0001\n", "")
+    assert submit("model.width=8") == (0, "submitted: 0002\n", NO_SERVER)
+    assert submit("cancel=0001") == (0, "cancelled: 0001\n", NO_SERVER)
     assert submit("--list")[1].splitlines() == [
         "0001  cancelled  runs/0001/run",
         "0002  waiting  runs/0002/run",
@@ -65,6 +71,8 @@ def test_a_run_that_has_begun_is_gone_on_with_at_the_servers_present_address(sub
         (["method=nonsense"], "method=nonsense: must be one of"),
         (["training.lrr=1"], "training.lrr: unknown key"),
         (["port=1"], "port: the server of the queue decides it; leave it out"),
+        (["watch.port=1"], "watch.port: the server of the queue decides it; leave it out"),
+        (["logging.format=json"], "logging.format: the server of the queue decides it"),
         (["resume=x"], "resume: the server of the queue decides it; leave it out"),
         (["run_dir=x"], "run_dir: the server of the queue decides it; leave it out"),
         (["federation.clients=9"], "federation.clients=9: real clients come and go"),
@@ -81,7 +89,77 @@ def test_what_is_wrong_is_not_submitted(submit, arguments, says):
     if arguments == ["cancel=0001"]:
         code, out, err = submit(*arguments)
     assert (code, out) == (2, "") and err.startswith(f"error: {says}") and err.count("\n") == 1
-    assert not Path("runs").exists()
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_mistyped_queue_is_not_made(submit):
+    for arguments in (["--list"], ["cancel=0001"], ["model.width=8"]):
+        code, out, err = submit("queue=typo", *arguments)
+        assert (code, out) == (2, "") and err.startswith("error: queue=typo: no such folder; a ser")
+    assert not Path("typo").exists()
+
+
+def test_a_queue_that_others_may_write_to_is_refused_by_server_and_submit(
+    submit, monkeypatch, capsys
+):
+    """They could have this server run what they like."""
+    for mode in (0o777, 0o770, 0o702):
+        Path("runs").chmod(mode)
+        code, _, err = submit("model.width=8")
+        assert code == 2 and err.startswith("error: queue=runs: others may write to it"), mode
+        assert server_main(["queue=runs", "port=0"]) == 2
+        assert "others may write to it" in capsys.readouterr().err
+    Path("runs").chmod(0o755)
+    assert submit("--list")[0] == 0
+    monkeypatch.setattr("os.geteuid", lambda: Path("runs").stat().st_uid + 1)
+    for code, _, err in (submit("--list"), submit("model.width=8")):
+        assert code == 2 and err.startswith("error: queue=runs: belongs to another user")
+    assert server_main(["queue=runs", "port=0"]) == 2
+    assert "belongs to another user" in capsys.readouterr().err
+
+
+def test_relative_paths_are_those_of_who_submits(submit, monkeypatch):
+    Path("photos").mkdir()
+    run = RunQueue(Path("runs")).put(run_to_submit(["model.width=8", "data.root=photos"]))
+    assert run.config(server()).data.options["root"] == str(Path("photos").absolute())
+
+
+def test_lines_are_written_as_the_server_was_told(submit):
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    assert run.config(server("logging.format=json")).logging.format == "json"
+
+
+def test_a_garbage_file_ends_its_run_alone(submit):
+    for number in range(4):
+        submit("model.width=8", f"seed={number}")
+    runs = RunQueue(Path("runs")).runs()
+    (runs[0].path / "run.yaml").write_bytes(b"\xff\x00")
+    (runs[1].path / "run.yaml").write_text("logging: 3\n")
+    for run in runs[:2]:
+        with pytest.raises(ConfigError):
+            run.config(server())
+    (runs[1].path / "ended").write_bytes(b"\xffdone\x00")
+    (runs[2].path / "ended").mkdir()
+    (Path("runs") / "0009").symlink_to("nowhere")
+    assert runs[1].state.endswith("done\x00") and runs[2].state.startswith("failed: ended cannot")
+    assert [run.name for run in RunQueue(Path("runs")).runs()] == [f"{n:04}" for n in range(1, 5)]
+
+
+def test_a_full_disk_neither_ends_nor_adds_a_run(submit, monkeypatch):
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            run.end("done")
+        assert submit("model.width=8")[0] == 1
+    assert run.state == "waiting" and [each.name for each in Path("runs").iterdir()] == ["0001"]
+    assert run.end("done") and run.state == "done"
 
 
 def test_a_server_imports_those_packages_alone_that_its_own_command_names(submit, stranger):
@@ -106,6 +184,7 @@ def test_a_run_ends_once(submit):
 
 def test_runs_that_are_submitted_together_are_all_kept(tmp_path):
     queue, config = RunQueue(tmp_path / "runs"), run_to_submit(["model.width=8"])
+    queue.make()
     threads = [threading.Thread(target=queue.put, args=(config,)) for _ in range(8)]
     for each in threads:
         each.start()
@@ -117,6 +196,7 @@ def test_runs_that_are_submitted_together_are_all_kept(tmp_path):
 
 
 def test_a_queue_is_a_folder(submit, capsys):
+    Path("runs").rmdir()
     Path("runs").touch()
     says = "error: queue=runs: must be a folder, or none yet\n"
     assert submit("model.width=8") == submit("--list") == (2, "", says)

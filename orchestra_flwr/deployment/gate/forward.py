@@ -171,7 +171,7 @@ class Forwarder:
         """Asks the SuperLink until it has a message, the wait is over or the client is gone."""
         # Later the SuperLink would refuse what the client signed, and a refused SuperNode ends.
         valid = MAX_AGE - EARLIER + min(0.0, clock_error(call.headers))
-        with self.waiting.waiter(node, call.after_body, valid) as waiter:
+        with self.waiting.waiter(node, call.after_body, valid, call.key) as waiter:
             while await waiter.poll():
                 if self._is_unknown_key(call):  # its key was revoked meanwhile
                     await self._refuse(call, UNKNOWN_KEY, "key", self._unknown_key(call))

@@ -127,6 +127,10 @@ class Gate:
         if self._forwarder is not None:
             self._forwarder.reply_limit = limit
 
+    def connected(self) -> list[bytes]:
+        """The public key of each client that waits for a message; empty ones in plain text."""
+        return [] if self._waiting is None else self._waiting.keys()
+
     def wake(self, node: int) -> None:
         """Lets a client know at once that there is a message for it.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.requests import ClientDisconnect
@@ -16,6 +17,7 @@ from starlette.types import Message
 
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
+GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
 
 
 class Waiting:
@@ -23,7 +25,14 @@ class Waiting:
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
+        self._left: dict[int, tuple[bytes, float]] = {}  # node -> key, and when its wait was over
         self._closed = False
+
+    def keys(self) -> list[bytes]:
+        """The public key of each client that waits, or did a moment ago; from any thread."""
+        since = time.monotonic() - GAP_SECONDS
+        left = {node: key for node, (key, when) in list(self._left.items()) if when > since}
+        return [*(left | {node: each.key for node, each in list(self._waiters.items())}).values()]
 
     def wake(self, node: int) -> None:
         """Makes the request of a node ask for its message now."""
@@ -38,7 +47,7 @@ class Waiting:
 
     @contextlib.contextmanager
     def waiter(
-        self, node: int, receive: Callable[[], Awaitable[Message]], seconds: float
+        self, node: int, receive: Callable[[], Awaitable[Message]], seconds: float, key: bytes = b""
     ) -> Iterator[Waiter]:
         """Lets a request of this node wait; an earlier one of the same node ends.
 
@@ -49,10 +58,11 @@ class Waiting:
             node: the number that the SuperLink gave it.
             receive: of ASGI; the whole request was received.
             seconds: the request may wait so long, and never longer than `WAIT_SECONDS`.
+            key: the client's public one; empty in plain text.
         """
         if node in self._waiters:
             self._waiters[node].end()
-        waiter = self._waiters[node] = Waiter(receive, min(seconds, WAIT_SECONDS))
+        waiter = self._waiters[node] = Waiter(receive, min(seconds, WAIT_SECONDS), key)
         if self._closed:
             waiter.end()
         try:
@@ -61,12 +71,19 @@ class Waiting:
             waiter.leave()
             if self._waiters.get(node) is waiter:
                 del self._waiters[node]
+            now = time.monotonic()
+            for old in [n for n, (_, when) in self._left.items() if now - when > GAP_SECONDS]:
+                del self._left[old]
+            self._left[node] = (key, now)
 
 
 class Waiter:
     """One request that waits."""
 
-    def __init__(self, receive: Callable[[], Awaitable[Message]], seconds: float) -> None:
+    def __init__(
+        self, receive: Callable[[], Awaitable[Message]], seconds: float, key: bytes
+    ) -> None:
+        self.key = key
         self._end = asyncio.get_running_loop().time() + seconds
         self._awake = asyncio.Event()
         self._awake.set()  # a message may have come before

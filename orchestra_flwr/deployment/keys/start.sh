@@ -1,12 +1,19 @@
 #!/bin/sh
 # Starts this site's client:   sh start.sh data.root=/folder/of/images
 # The first start makes the client's key, which stays here, and prints what is registered at the
-# server; the client takes part as soon as that is done. Settings are in client.conf; what is given
-# behind start.sh counts more. PYTHON=... names another Python.
+# server; the client takes part as soon as that is done. Settings are in client.conf, with paths from
+# this folder on; what is given behind start.sh counts more, with paths from where it is called.
+# PYTHON=... names another Python.
 set -eu
 name=@NAME@
 version=@VERSION@
-cd "$(dirname "$0")"
+called_from=$PWD
+base=${PYTHON:-python3}
+case $base in
+/*) ;;
+*/*) base=$called_from/$base ;;
+esac
+CDPATH='' cd -- "$(dirname -- "$0")"
 
 end() {
     echo "error: $1" >&2
@@ -26,7 +33,32 @@ install() {
     .venv/bin/python -m pip install --quiet "$1"
 }
 
-base=${PYTHON:-python3}
+for each in "$@"; do
+    shift
+    case $each in
+    *=/* | *='~'*) ;;
+    data.root=?* | data.cache=?* | state=?* | security=?*) each=${each%%=*}=$called_from/${each#*=} ;;
+    esac
+    set -- "$@" "$each"
+done
+while IFS= read -r line || [ -n "$line" ]; do
+    case $line in
+    '' | '#'*) ;;
+    *) set -- "$line" "$@" ;;
+    esac
+done <client.conf
+root=
+for each in "$@"; do
+    case $each in
+    data.root=*) root=${each#*=} ;;
+    esac
+done
+case $root in
+'') end "data.root: must be given: sh start.sh data.root=/folder/of/images" ;;
+'~'*) ;;
+*) [ -e "$root" ] || end "data.root=$root: no such folder or file" ;;
+esac
+
 "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     end "$base: must be Python 3.11 or newer; PYTHON=... names another one"
 python=$base
@@ -37,10 +69,4 @@ fi
 
 umask 077
 [ -e security/client.key ] || "$python" -P -m orchestra_flwr.deployment.keys client name="$name"
-while IFS= read -r line || [ -n "$line" ]; do
-    case $line in
-    '' | '#'*) ;;
-    *) set -- "$line" "$@" ;;
-    esac
-done <client.conf
 exec "$python" -P -c 'import sys; from orchestra_flwr.cli import client_main; sys.exit(client_main())' "$@"

@@ -1,5 +1,6 @@
 """The subcommands of the command for keys: each does its work and prints the next steps."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Sequence
@@ -172,6 +173,10 @@ def make_site(options: SiteOptions) -> None:
     write_all(files)
     made = sorted({str(each.path.relative_to(place).parts[0]) for each in files})
     print(f"made {place} with {', '.join(made)}; nothing in it is secret\n\nnext:")
+    if options.zip:
+        print("- tell each site the SHA-256 of its zip by another way, and let it compare:")
+        for each in files:
+            print(f"    {hashlib.sha256(each.data).hexdigest()}  {each.path.name}")
     print(
         "- bring each to its site, where `sh start.sh` makes the key and prints its public half\n"
         "- register that half here, after a call to the site:\n"

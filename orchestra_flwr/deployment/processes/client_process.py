@@ -2,15 +2,13 @@
 
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError, LogFormat
-from orchestra_flwr.console.json_lines import json_line
-from orchestra_flwr.console.printable import printable
+from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.reporter import reporter
 from orchestra_flwr.data import survey
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
@@ -54,7 +52,7 @@ def run_client(config: ClientConfig) -> None:
         name = _name(config, keys)
         folder = stack.enter_context(_own_folder(config, name))
         scratch = stack.enter_context(scratch_folder())
-        report = _reporter(name, config.logging.format)
+        report = reporter(config.logging.format, name)
         kind = "in class folders" if labelled else "without labels"
         if 0 < labelled < count:
             kind = f"{labelled} of them in class folders, the others without labels"
@@ -165,13 +163,3 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
         except OSError as error:
             raise ConfigError(f"state={config.state}: {error}") from None
         yield folder
-
-
-def _reporter(name: str, format: LogFormat) -> Callable[[str], None]:
-    def report(line: str) -> None:
-        text = f"{time.strftime('%H:%M:%S')} {name}: {printable(line)}"
-        if format == "json":
-            text = json_line("message", client=name, message=line)
-        print(text, file=sys.stdout, flush=True)
-
-    return report

@@ -114,7 +114,15 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             evaluator=evaluator,
             folder=folder,
             progress=progress,
-            delivery=_delivery(server_config, streaming, members, folder, progress.message),
+            delivery=_delivery(
+                server_config,
+                streaming,
+                members,
+                folder,
+                progress.message,
+                note=lambda *values: channel.send({"event": "delivery", "values": values}),
+                queued=bool(task["queued"]),
+            ),
         )
     channel.send({"event": "finished", "summary": summary})
 
@@ -125,13 +133,26 @@ def _delivery(
     members: ConnectedMembers,
     folder: RunFolder,
     show: Callable[[str], None],
+    *,
+    note: Callable[..., None],
+    queued: bool,
 ) -> EncoderDelivery | None:
     from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
 
     share = config.share
     if not share.encoder:
         return None
-    return EncoderDelivery(grid, members, folder, config, show, every=share.every, wait=share.wait)
+    return EncoderDelivery(
+        grid,
+        members,
+        folder,
+        config,
+        show,
+        every=share.every,
+        wait=share.wait,
+        note=note,
+        queued=queued,
+    )
 
 
 def _failure(error: Exception) -> str:

@@ -1,12 +1,13 @@
 """A server that runs what is submitted to it, one after the other; clients stay connected."""
 
-import sys
+import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.reporter import reporter
 from orchestra_flwr.deployment.processes.server_process import (
     RunCancelledError,
     check_run,
@@ -17,67 +18,153 @@ from orchestra_flwr.deployment.processes.station import Station, opened
 from orchestra_flwr.deployment.processes.superlink import check_alive
 from orchestra_flwr.deployment.run_queue import CANCELLED, DONE, FAILED, QueuedRun, RunQueue
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.files import make_private_folder
+from orchestra_flwr.deployment.watch.queue_log import QueueLog
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.files import at_home, read_json
 from orchestra_flwr.folder_lock import FolderInUseError, locked
-from orchestra_flwr.reporting import RunFolder, make_progress, print_summary
+from orchestra_flwr.reporting import RunFolder, make_progress
 
 POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 60.0
+FULL = 2**24  # bytes: a disk with less is why a run failed, and the next one would fail as well
 
 
 def serve_queue(config: ServerConfig) -> None:
     """Runs what is in the queue, and waits for more, until it is stopped.
 
     Raises:
-        ConfigError: another server has the queue; keys or an address that cannot be used.
-        FederationError: the SuperLink ended; the run that it was in goes on with the next start.
+        ConfigError: another server has the queue, or others may write to it; keys or an address
+            that cannot be used.
+        FederationError: the SuperLink ended, or the disk is full; the run that it was in goes on
+            with the next start.
         OSError: the queue cannot be written.
     """
-    queue = RunQueue(Path(str(config.queue)))
-    make_private_folder(queue.folder)
+    queue, say = RunQueue(at_home(str(config.queue))), reporter(config.logging.format)
+    queue.make()
     try:
-        with locked(queue.folder), opened(config, queue.folder, _say) as station:
-            _say(invitation(config, station.gate.port))
-            _serve(queue, config, station)
+        with locked(queue.folder):
+            log = QueueLog(queue, say)
+            with opened(config, queue.folder, log.overhearing(say)) as station:
+                say(invitation(config, station.gate.port))
+                _QueueServer(queue, config, station, log, say).serve()
     except FolderInUseError as owner:
         raise ConfigError(f"queue={queue.folder}: {owner} serves it already") from None
 
 
-def _serve(queue: RunQueue, config: ServerConfig, station: Station) -> None:
-    idle = False
-    while True:
-        check_alive(station.link)
-        if (run := queue.next()) is None:
-            if not idle:
-                _say(f"no run waits in {queue.folder}: orchestra-submit queue={queue.folder} ...")
-            idle = True
-            time.sleep(POLL_SECONDS)
-            continue
+class _QueueServer:
+    def __init__(
+        self,
+        queue: RunQueue,
+        config: ServerConfig,
+        station: Station,
+        log: QueueLog,
+        say: Callable[..., None],
+    ) -> None:
+        self._queue = queue
+        self._config = config
+        self._station = station
+        self._log = log
+        self._say = say
+        self._report = station.report
+        self._offered: set[tuple[str, str]] = set()  # run and client that was back once
+
+    def serve(self) -> None:
         idle = False
-        _say(f"run {run.name}: {'goes on' if run.has_begun else 'begins'}")
+        while True:
+            check_alive(self._station.link)
+            self._log.update()
+            if (run := self._queue.next()) is not None:
+                self._station.status.idle.starting = True
+                self._run(run)
+                idle = False
+                continue
+            if not idle:
+                idle = True
+                self._station.status.idle.waits()
+                folder = self._queue.folder
+                line = f"no run waits in {folder}: orchestra-submit queue={folder} ..."
+                self._say(line, "idle")
+            if not self._deliver_late():
+                time.sleep(POLL_SECONDS)
+
+    def _run(self, run: QueuedRun) -> None:
+        how = "goes on" if run.has_begun else "begins"
+        self._log.add("resumed" if run.has_begun else "began", run=run.name)
+        self._say(f"run {run.name}: {how}", "run_began", run=run.name)
         try:
-            _one(run, config, station)
+            self._serve(run, run.config(self._config), lambda: self._cancelled(run))
             run.end(DONE)
         except RunCancelledError:
             pass
         except Exception as error:  # of whatever kind: the other runs do not wait for it
-            check_alive(station.link)
+            check_alive(self._station.link)
+            if shutil.disk_usage(self._queue.folder).free < FULL:
+                raise FederationError(
+                    f"run {run.name}: {error}; the disk of {self._queue.folder} is full: make "
+                    "room, it goes on with the next start"
+                ) from None
             run.end(f"{FAILED}: {error}")
-        station.report = _say
-        _say(f"run {run.name}: {run.state}")
+        self._station.report = self._report
+        level = "error" if run.state.startswith(FAILED) else "info"
+        line = f"run {run.name}: {run.state}"
+        self._say(line, "run_ended", level, run=run.name, state=run.state)
 
+    def _cancelled(self, run: QueuedRun) -> str:
+        self._log.update()
+        return "cancelled by orchestra-submit" if run.state == CANCELLED else ""
 
-def _one(run: QueuedRun, server: ServerConfig, station: Station) -> None:
-    config = run.config(server)
-    check_run(config)
-    if run.has_begun:
-        _wait_until_free(run.folder)
-    mode, rounds = config.logging.progress, config.federation.rounds
-    with RunFolder.open(config) as folder, make_progress(mode, rounds, timed=True) as progress:
-        summary = serve(
-            config, folder, progress, station, is_cancelled=lambda: run.state == CANCELLED
-        )
-    print_summary(summary, run.folder)
+    def _serve(
+        self,
+        run: QueuedRun,
+        config: ServerConfig,
+        cancelled: Callable[[], str],
+        *,
+        shows_summary: bool = True,
+    ) -> None:
+        check_run(config)
+        if run.has_begun:
+            _wait_until_free(run.folder)
+        display, rounds = config.logging, config.federation.rounds
+        with (
+            RunFolder.open(config) as folder,
+            make_progress(display.progress, rounds, timed=True, format=display.format) as progress,
+        ):
+            summary = serve(config, folder, progress, self._station, cancelled)
+        if shows_summary:
+            progress.finished(summary, run.folder)
+
+    def _deliver_late(self) -> bool:
+        """Sends the latest encoder to clients that were away and are back; whether it was tried.
+
+        Each is offered it once, by the run itself, which is resumed at its end.
+        """
+        done = [run for run in self._queue.runs() if run.state == DONE]
+        if not done:
+            return False
+        run = done[-1]
+        back = self._away(run) & {*self._station.connected}
+        back = {name for name in back if (run.name, str(name)) not in self._offered}
+        if not back:
+            return False
+        self._offered |= {(run.name, str(name)) for name in back}
+        self._say(f"run {run.name}: its encoder goes to {', '.join(sorted(map(str, back)))}")
+        try:
+            self._serve(run, run.config(self._config), self._has_work, shows_summary=False)
+        except RunCancelledError as why:
+            self._say(f"run {run.name}: its encoder was not sent to all: {why}")
+        except Exception as error:
+            check_alive(self._station.link)
+            self._say(f"run {run.name}: its encoder was not sent: {error}", level="warning")
+        self._station.report = self._report
+        return True
+
+    def _has_work(self) -> str:
+        return "another run waits" if self._queue.next() is not None else ""
+
+    def _away(self, run: QueuedRun) -> set[str | None]:
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return {*read_json(run.folder / "summary.json")["encoder_sent"]["away"]}
+        return set()
 
 
 def _wait_until_free(folder: Path) -> None:
@@ -87,8 +174,3 @@ def _wait_until_free(folder: Path) -> None:
         with suppress(FolderInUseError), locked(folder):
             return
         time.sleep(POLL_SECONDS)
-
-
-def _say(line: str) -> None:
-    with suppress(BrokenPipeError):
-        print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=sys.stdout, flush=True)

@@ -1,8 +1,10 @@
 """`run_server.py`: a federation of real clients, from an empty port to a trained encoder."""
 
+import math
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from pathlib import Path
@@ -23,7 +25,6 @@ from orchestra_flwr.deployment.processes.superlink import check_alive
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
-from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
@@ -36,7 +37,7 @@ POLL_SECONDS = 1.0
 
 
 class RunCancelledError(Exception):
-    """Somebody has cancelled the run."""
+    """The run was cancelled; the text says why."""
 
 
 def serve(
@@ -44,7 +45,7 @@ def serve(
     folder: RunFolder,
     progress: Progress,
     station: Station | None = None,
-    is_cancelled: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], str] = lambda: "",
 ) -> dict[str, Any]:
     """Runs or resumes a federation with the clients that connect.
 
@@ -53,7 +54,7 @@ def serve(
         folder: the run's folder.
         progress: what a person sees.
         station: an open server; None: one is opened for this run alone.
-        is_cancelled: whether the run is to end; asked every second.
+        cancelled: why the run is to end, "" if it is not; asked every second.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -64,20 +65,25 @@ def serve(
         RunCancelledError: it was cancelled.
     """
     schemas = Schemas.of(build_learner(config, config.data.channels), config)
+    queued = station is not None
     with ExitStack() as stack:
         audit = stack.enter_context(AuditLog(folder.path, progress.message).of_run(config, folder))
         report = audit.overhearing(progress.message)
         if station is None:
             station = stack.enter_context(opened(config, folder.path, report))
             progress.message(invitation(config, station.gate.port))
+        else:  # it has registered them before this run
+            clients = sorted(name for name in station.names().values() if name is not None)
+            audit.add("registered", clients=clients)
         station.report = report
         station.gate.limit_replies(reply_limit(config, schemas))
         dated = station.keys.dated if station.keys else ()
         names = station.names
         status = FederationStatus(config, folder, lambda: names().values(), dated)
-        stack.enter_context(watched(config.watch, status, progress.message))
+        stack.enter_context(station.status.showing(status))
         run = _start(station.flower)
         task = {**_described(config, folder, station.socket, station.keys), "run": run}
+        task["queued"] = queued
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send(task)
@@ -89,7 +95,7 @@ def serve(
                 station.gate,
                 progress=(progress, status),
                 audit=audit,
-                is_cancelled=is_cancelled,
+                cancelled=cancelled,
             )
         except RunCancelledError:
             app.stop()
@@ -196,30 +202,50 @@ def _follow(
     *,
     progress: tuple[Progress, FederationStatus],
     audit: AuditLog,
-    is_cancelled: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], str] = lambda: "",
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
+        looked = -math.inf
         while True:
-            while not channel.ready(POLL_SECONDS):
+            ready = channel.ready(POLL_SECONDS)
+            if not ready or time.monotonic() - looked >= POLL_SECONDS:
+                looked = time.monotonic()  # also where one event follows the other for hours
                 check_alive(link)
-                if is_cancelled():
-                    raise RunCancelledError
+                if why := cancelled():
+                    raise RunCancelledError(why)
+            if not ready:
+                continue
             event = channel.receive()
             if event["event"] == "finished":
                 summary: dict[str, Any] = event["summary"]
                 return summary
             if event["event"] == "failed":
                 raise FederationError(event["error"], event["resume_round"])
-            if event["event"] == "sent":
-                gate.wake(event["node"])
-            elif event["event"] == "member":
-                what, name, detail = event["values"]
-                progress[1].member(what, name)
-                audit.add(what, client=name, detail=detail)
-            else:
-                for each in progress:
-                    show(event, each)
+            _pass_on(event, gate, progress, audit)
     except ChannelClosedError:
         check_alive(link)
         raise FederationError(f"the server's app has ended (see {app.log})") from None
+
+
+def _pass_on(
+    event: Mapping[str, Any],
+    gate: Gate,
+    progress: tuple[Progress, FederationStatus],
+    audit: AuditLog,
+) -> None:
+    """What the server's app reports, to all whom it concerns."""
+    if event["event"] == "sent":
+        gate.wake(event["node"])
+    elif event["event"] == "member":
+        what, name, detail = event["values"]
+        progress[1].member(what, name)
+        audit.add(what, client=name, detail=detail)
+    elif event["event"] == "delivery":
+        digest, have, missing, over = event["values"]
+        progress[1].delivery(len(have), len(missing), over=over)
+        if over:
+            audit.add("sent", encoder=digest, clients=have, without=missing)
+    else:
+        for each in progress:
+            show(event, each)

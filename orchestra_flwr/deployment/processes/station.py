@@ -14,6 +14,9 @@ from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.idle_status import IdleStatus, ShownStatus
+from orchestra_flwr.deployment.watch.watched import watched
+from orchestra_flwr.reporting import RunFolder
 
 LINK = "link"  # the SuperLink's socket, in the temporary folder
 
@@ -29,6 +32,7 @@ class Station:
         flower: its command line.
         gate: its open port.
         names: those of the registered clients, by their public keys.
+        status: what is shown where the server can be watched; each run shows its own.
         report: takes a line about clients and the SuperLink; each run sets its own.
     """
 
@@ -38,7 +42,14 @@ class Station:
     flower: Flower
     gate: Gate
     names: Callable[[], Mapping[bytes, str | None]]
+    status: ShownStatus
     report: Callable[[str], None]
+
+    @property
+    def connected(self) -> list[str | None]:
+        """The name of each client that waits for a message; None: it has none."""
+        names = self.names()
+        return [names.get(key) for key in self.gate.connected()]
 
     @property
     def socket(self) -> Path:
@@ -47,12 +58,12 @@ class Station:
 
 
 @contextmanager
-def opened(config: ServerConfig, log: Path, report: Callable[[str], None]) -> Iterator[Station]:
+def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) -> Iterator[Station]:
     """A server that clients can connect to, until the block ends.
 
     Args:
         config: its address and its keys.
-        log: the folder for the SuperLink's log.
+        folder: of the run or the queue, for the SuperLink's log.
         report: of the station, at first.
 
     Raises:
@@ -69,7 +80,7 @@ def opened(config: ServerConfig, log: Path, report: Callable[[str], None]) -> It
         scratch = stack.enter_context(scratch_folder())
         socket = scratch / LINK
         folders = flower_folders(scratch)
-        link = Child(superlink_command(socket, keys), folders, log / "superlink.log")
+        link = Child(superlink_command(socket, keys), folders, folder / "superlink.log")
         stack.callback(link.stop)
         flower = Flower(scratch, socket, keys.ca if keys else None)
         roster = Roster(flower, clients, say)
@@ -82,9 +93,19 @@ def opened(config: ServerConfig, log: Path, report: Callable[[str], None]) -> It
             names=roster.names,
             report=say,
         )
-        station = Station(scratch, keys, link, flower, gate, roster.names, report)
+        dated = keys.dated if keys else ()
+        idle = IdleStatus(
+            config,
+            RunFolder(folder),
+            lambda: roster.names().values(),
+            dated,
+            connected=lambda: station.connected,
+        )
+        shown = ShownStatus(idle)
+        station = Station(scratch, keys, link, flower, gate, roster.names, shown, report)
         wait_until_up(socket, link)
-        stack.enter_context(warning_daily(keys.dated if keys else (), say))
+        stack.enter_context(warning_daily(dated, say))
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
+        stack.enter_context(watched(config.watch, shown, say))
         yield station

@@ -1,5 +1,7 @@
 """`orchestra-submit`: puts runs into a server's queue, lists them and cancels one."""
 
+import sys
+
 from orchestra_flwr.commands.flags import Flags
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
@@ -21,6 +23,11 @@ def submit(flags: Flags) -> None:
     if not words.get("queue"):
         raise ConfigError("queue: must be given, the folder of a server's runs")
     queue = RunQueue(at_home(words["queue"]))
+    if not queue.folder.exists():
+        raise ConfigError(
+            f"queue={queue.folder}: no such folder; a server makes it, which is started with "
+            f"queue={queue.folder}"
+        )
     run = [line for line in flags.overrides if not line.startswith((QUEUE, CANCEL))]
     if LIST not in flags and "cancel" not in words:
         config = run_to_submit(run)
@@ -33,3 +40,11 @@ def submit(flags: Flags) -> None:
             print(printable(f"{each.name}  {each.state}  {each.folder}"))
     else:
         print(f"cancelled: {queue.cancel(words['cancel']).name}")
+    if not queue.has_server:
+        print(
+            printable(
+                f"no server works on {queue.folder} now: runs wait until one is started with "
+                f"queue={queue.folder}"
+            ),
+            file=sys.stderr,
+        )

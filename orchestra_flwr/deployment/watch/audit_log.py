@@ -1,4 +1,4 @@
-"""The audit log of a server: who joined, was refused, revoked or left, and what was released.
+"""The audit log of a run: who joined, was refused, revoked or left, and what was released.
 
 Each line holds the SHA-256 of itself and of the line before it, so that none can be changed,
 removed or moved unnoticed by somebody who cannot write the whole rest anew. Whoever can, is noticed
@@ -75,22 +75,24 @@ class AuditLog:
 
     @contextmanager
     def of_run(self, config: ServerConfig, folder: RunFolder) -> Iterator[Self]:
-        """Notes that a run begins or goes on, and what comes of it: its encoders, or how it ended.
+        """Notes that a run begins or goes on, what comes of it (its encoders), and how it ended.
 
         Yields:
             This log.
         """
         begun = "resumed" if config.resume else "began"
-        digest = _digest_of(folder.path / "config.yaml")
+        digest = digest_of(folder.path / "config.yaml")
         self.add(begun, run=folder.label, version=__version__, config=digest)
         try:
             yield self
         except BaseException as error:
-            self.add("ended", why=str(error) or type(error).__name__)
+            stopped = isinstance(error, KeyboardInterrupt)
+            self.add("ended", why="stopped" if stopped else str(error) or type(error).__name__)
             raise
         encoders = [folder.encoder, *sorted(folder.encoders.glob("*.safetensors"))]
-        files = {each.name: _digest_of(each) for each in encoders if each.is_file()}
+        files = {each.name: digest_of(each) for each in encoders if each.is_file()}
         self.add("released", encoders=files, rounds=config.federation.rounds)
+        self.add("ended", why="done")
 
     def overhearing(self, report: Callable[[str], None]) -> Callable[[str], None]:
         """What passes on lines of gate and roster, and notes who is listed or turned away."""
@@ -122,10 +124,17 @@ def check_audit(folder: Path) -> tuple[int, str]:
         The number of lines and the last digest.
 
     Raises:
-        AuditError: a line was changed, removed or moved.
+        AuditError: a line was changed, removed or moved, or there is no log.
         OSError: it cannot be read.
     """
     file = folder / FILE
+    if not folder.is_dir():
+        raise AuditError(f"{folder}: no such folder")
+    if not file.exists() and not (folder / END).exists():
+        raise AuditError(
+            f"{folder} has no {FILE}: the run folder of a server of real clients has one, and its "
+            "queue"
+        )
     try:  # before the lines, or a running server would be ahead of them
         end = json.loads((folder / END).read_bytes())
         expected = (int(end["lines"]), str(end[DIGEST]))
@@ -161,7 +170,12 @@ def _end_of(file: Path) -> tuple[int, str]:
     return 0, ""
 
 
-def _digest_of(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a file's content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

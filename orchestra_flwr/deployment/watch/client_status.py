@@ -26,7 +26,7 @@ DOING = {
 }
 LOSS = "loss/"
 MOST = 10**9  # rounds
-STATES = ("connecting", "connected", *DOING.values())
+STATES = ("connecting", "connected", "refused", *DOING.values())
 
 
 class ClientStatus:
@@ -56,7 +56,7 @@ class ClientStatus:
         self._problem = problem
         self._certificates = tuple(certificates)
         self._started = self._since = time.time()
-        self._doing = ""
+        self._doing = self._refusal = ""
         self._round = self._rounds = 0
         self._last: dict[str, Any] = {}
         self._answers: Counter[str] = Counter()
@@ -72,15 +72,17 @@ class ClientStatus:
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
             rounds = int(json.loads(str(task["config"]))["federation"]["rounds"])
             self._rounds = min(rounds, MOST)
-            self._round = int(task["round"])  # type: ignore[arg-type]
+            self._round = max(0, min(int(task["round"]), self._rounds))  # type: ignore[arg-type]
 
     def answered(self, kind: str, answer: RecordDict | Failure) -> None:
         """The answer goes to the server."""
         self._doing, self._since = "", time.time()
+        word = answer.word if isinstance(answer, Failure) else _refusal(answer)
+        if kind == "query":  # to take part is agreed upon here
+            self._refusal = word
+        self._answers[f"{DOING[kind]} {word or 'ok'}"] += 1
         if isinstance(answer, Failure):
-            self._answers[f"{DOING[kind]} {answer.word}"] += 1
             return
-        self._answers[f"{DOING[kind]} ok"] += 1
         self._bytes["up"] += _size(answer)
         metrics = answer.metric_records.get(METRICS)
         if kind == "train" and metrics:
@@ -92,7 +94,11 @@ class ClientStatus:
     @property
     def state(self) -> str:
         """One of STATES."""
-        return self._doing or ("connected" if self._connected() else "connecting")
+        if self._doing:
+            return self._doing
+        if not self._connected():
+            return "connecting"
+        return "refused" if self._refusal else "connected"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
@@ -107,6 +113,7 @@ class ClientStatus:
             "state": state,
             "states": {each: each == state for each in STATES},
             "connected": self._connected(),
+            "refused": self._refusal or None,
             "problem": problem,
             "well": problem is None,
             "since": self._since,
@@ -120,6 +127,11 @@ class ClientStatus:
             "certificates": days_left(self._certificates),
             "curves": {"loss": self._curve},
         }
+
+
+def _refusal(answer: RecordDict) -> str:
+    """The word with which a greeting says why this client takes no part; "" where it does."""
+    return str(answer.config_records.get(CONFIG, ConfigRecord()).get("refusal", ""))
 
 
 def _size(content: RecordDict) -> int:

@@ -14,7 +14,7 @@ from orchestra_flwr.deployment.watch.figures import days_left, details
 from orchestra_flwr.deployment.watch.finished_rounds import REASONS, FinishedRounds
 from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder
 
-STATES = ("starting", "waiting", "training", "averaging", "working")
+STATES = ("idle", "starting", "waiting", "training", "averaging", "working", "delivering")
 MEMBERS = ("joined", "left", "silent", "refused")
 MAX_NAMED = 200  # clients that the status lists; beyond, only their numbers are told
 SHOWN_APART = ("round", "loss", "scores", "bytes_up", "bytes_down", "seconds")  # of a record
@@ -50,6 +50,8 @@ class FederationStatus(Progress):
         self._answers: dict[str, bool] = {}  # in this round
         self._events: Counter[str] = Counter()
         self._doing = ""
+        self._encoder = {"have": 0, "missing": 0}
+        self._delivering = False
         self._started = self._since = time.time()
         self._in_round = False
 
@@ -83,9 +85,17 @@ class FederationStatus(Progress):
         others = {key: value for key, value in self._members.items() if key != name}
         self._members = others if event == "left" else {**others, name: event}
 
+    def delivery(self, have: int, missing: int, *, over: bool) -> None:
+        """So many clients have the encoder that is sent, and so many do not have it yet."""
+        if over or not self._delivering:
+            self._since = time.time()
+        self._encoder, self._delivering = {"have": have, "missing": missing}, not over
+
     @property
     def state(self) -> str:
         """One of STATES."""
+        if self._delivering:
+            return "delivering"
         if self._doing:
             return "working"
         if self._in_round:
@@ -100,6 +110,9 @@ class FederationStatus(Progress):
 
     def _waits_for(self) -> str:
         """What a person would want to know: what has to happen next."""
+        if self._delivering:
+            have, missing = self._encoder.values()
+            return f"{missing} of {have + missing} clients, to have the encoder"
         if self._doing:
             return self._doing
         if self.state == "training":
@@ -158,6 +171,7 @@ class FederationStatus(Progress):
             "replies": {"ok": self.done - self.failed, "failed": self.failed},
             "clients": self._counts(),
             "names": self._named(),
+            "encoder": self._encoder,
             "members": {event: self._events[event] for event in MEMBERS},
             "round_finished": last.get("round"),
             "round_seconds": last.get("seconds"),

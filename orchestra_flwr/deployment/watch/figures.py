@@ -26,6 +26,7 @@ FIGURES = (
     ("cohort", "cohort", "", "Clients that were asked in this round"),
     ("replies", "replies", "result", "Replies so far in this round"),
     ("clients", "clients", "state", "Clients by state"),
+    ("encoder", "encoder", "clients", "Clients that have the encoder that is sent, or not yet"),
     ("members", "members_total", "event", "How often clients came and went since the start"),
     ("images", "images", "", "Images of a client"),
     ("answers", "answers_total", "answer", "Answers of a client since its start"),

@@ -100,23 +100,25 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     who = status.get("run") or f"{status['name']}, server {status['server']}"
     yield status["role"], f"{who} ({status['version']})"
     yield "state", status["state"] + (f", waiting for {waits}" if waits else "")
+    if status.get("refused"):
+        yield "refused", status["refused"].replace("_", " ")
     if status.get("problem"):
         yield "problem", status["problem"]
-    yield "round", f"{status['round']} of {status['rounds']}"
+    if status["rounds"] or status["state"] != "idle":
+        yield "round", f"{status['round']} of {status['rounds']}"
     yield "since then", duration(status["time"] - status["since"])
-    if replies:
-        yield (
-            "replies",
-            f"{sum(replies.values())} of {status['cohort']}, {replies['failed']} failed",
-        )
+    if status.get("names"):
         yield "by name", ", ".join(f"{each['name']} {each['state']}" for each in status["names"])
+    if replies and status["method"]:  # else there is no run
+        sent_to, failed = sum(replies.values()), replies["failed"]
+        yield "replies", f"{sent_to} of {status['cohort']}, {failed} failed"
         yield "time left", status["time_left"] or "not known yet"
     for name, points in status["curves"].items():
         yield name, f"{points[-1][1]:.3f} in round {points[-1][0]}"
     if status["round_seconds"] is not None:
         yield "last round", duration(status["round_seconds"])
     yield "sent", f"{size(sent['up'])} up, {size(sent['down'])} down"
-    for name in ("clients", "dropped", "answers", "epsilon", "certificates"):
+    for name in ("clients", "encoder", "dropped", "answers", "epsilon", "certificates"):
         if values := {key: value for key, value in status.get(name, {}).items() if value}:
             days = " (days left)" if name == "certificates" else ""
             shown = (f"{key.replace('_', ' ')} {value:.4g}" for key, value in values.items())

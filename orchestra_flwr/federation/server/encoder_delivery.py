@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from orchestra_flwr.federation.messages.fields import (
     WANTED,
 )
 from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.files import read_json
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
 from orchestra_flwr.reporting import RunFolder
 
@@ -50,6 +53,13 @@ class EncoderDelivery:
         show: takes a line about what happened.
         every: also after so many rounds; None: at the end alone.
         wait: seconds that the end waits for clients that are away.
+        note: takes how far it is: the encoder's SHA-256, the names of the clients that have it and
+            of those that do not, and whether that is the end of it.
+        queued: whether the run is one of a queue, whose server sends the encoder to clients that
+            come back while no run is there.
+
+    Attributes:
+        before: what :meth:`at_the_end` returned before the run was resumed; None: nothing.
     """
 
     def __init__(
@@ -62,6 +72,8 @@ class EncoderDelivery:
         *,
         every: int | None,
         wait: float,
+        note: Callable[[str, list[str], list[str], bool], None] = lambda *values: None,
+        queued: bool = False,
     ) -> None:
         self._grid = grid
         self._members = members
@@ -71,7 +83,12 @@ class EncoderDelivery:
         self._timeout = config.federation.round_timeout
         self._least = config.federation.min_clients or 0
         self._show = show
+        self._note = note
+        self._queued = queued
         self._bytes = 0
+        self.before: dict[str, Any] | None = None
+        with suppress(OSError, ValueError):
+            self.before = read_json(folder.summary).get("encoder_sent")
 
     def place(self, round_: int, rounds: int) -> RunFolder | None:
         """Where the encoder is to be saved that is sent after a round; None: none is sent."""
@@ -89,19 +106,31 @@ class EncoderDelivery:
         """Sends the run's encoder, also to clients that come back within the wait.
 
         Returns:
-            For the summary: the names of the `clients` that have it, those that are `without`, and
-            `bytes_down`, all that was sent for it in the run.
+            For the summary: the `sha256` of the encoder, the names of the `clients` that have it
+            and of those `without` it, of which some are `away`, and `bytes_down`, all that was
+            sent for it since the run began or was resumed.
         """
+        digest = file_sha256(self._folder.encoder)
         answers = self._send(self._folder.encoder, wait=self._wait)
         away = self._members.met - answers.keys()
         self._report(answers, away)
-        holders = sorted(name for name, word in answers.items() if word == STORED)
-        without = sorted({*away, *answers} - {*holders})
-        return {"clients": holders, "without": without, "bytes_down": self._bytes}
+        holders = {name for name, word in answers.items() if word == STORED}
+        without = {*away, *answers} - holders
+        if self.before and self.before.get("sha256") == digest:  # who has not been met since
+            holders |= {*self.before["clients"]} - without
+            away |= {*self.before["away"]} - answers.keys()
+            without |= {*self.before["without"]} - holders
+        return {
+            "sha256": digest,
+            "clients": sorted(holders),
+            "without": sorted(without),
+            "away": sorted(away),
+            "bytes_down": self._bytes,
+        }
 
     def _send(self, encoder: Path, wait: float) -> dict[str, str]:
         """The word of each client that answered; of a failure what is shown of it."""
-        description = encoder.with_suffix(".json").read_text()
+        description, digest = encoder.with_suffix(".json").read_text(), file_sha256(encoder)
         offer = ConfigRecord(
             {
                 ENCODER: description,
@@ -123,7 +152,11 @@ class EncoderDelivery:
                 found |= dict(self._ask(wanted, content, self._timeout))
             answers |= {name: word for name, word in found.items() if word}
             missing = self._members.met - answers.keys()
-            if (not missing and len(answers) >= self._least) or time.monotonic() >= deadline:
+            over = not missing and len(answers) >= self._least
+            over |= time.monotonic() >= deadline
+            have = {name for name, word in answers.items() if word == STORED}
+            self._note(digest, sorted(have), sorted({*missing, *answers} - have), over)
+            if over:
                 return answers
             if missing and not waits:
                 waits = True
@@ -171,10 +204,14 @@ class EncoderDelivery:
                 self._show(f"client {name} does not have the encoder: {word}")
         if away:
             self._show(
-                f"without the encoder, because they were away: {_named(away)}; "
-                f"resume={self._folder.path} sends it once more, or copy encoder.safetensors and "
-                "encoder.json to them"
+                f"without the encoder, because they were away: {_named(away)}; {self._later()}, "
+                "or copy encoder.safetensors and encoder.json to them"
             )
+
+    def _later(self) -> str:
+        if self._queued:
+            return "who comes back while the queue waits for a run gets it then"
+        return f"resume={self._folder.path} sends it once more"
 
 
 def _named(names: Collection[str]) -> str:

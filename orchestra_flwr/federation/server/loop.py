@@ -391,6 +391,8 @@ class _Run:
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs
 
         plots.plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
+        if self.delivery and self.delivery.before:
+            summary["encoder_sent"] = self.delivery.before
         self.folder.write_summary(summary)
         if self.delivery:
             summary["encoder_sent"] = self.delivery.at_the_end()

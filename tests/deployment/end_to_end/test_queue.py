@@ -1,15 +1,19 @@
 """A server runs what is submitted to it; clients stay."""
 
+import json
+import re
 import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from orchestra_flwr.cli import submit_main
 from orchestra_flwr.deployment.run_queue import RunQueue
+from orchestra_flwr.deployment.watch.audit_log import check_audit
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.slow
@@ -21,13 +25,17 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     fragile.mkdir()
     (fragile / "x").symlink_to(machines.photos / "a")
 
+    queue = RunQueue(folder)
+    queue.make()
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b")
+
     def submit(*overrides):
-        small = machines.small(overrides)
+        small = [each for each in machines.small(overrides) if not each.startswith("logging.")]
         assert submit_main([f"queue={folder}", *small, *overrides]) == 0
 
     def serve():
         command = [sys.executable, "run_server.py", f"port={machines.port}", f"queue={folder}"]
-        return machines.start(*command, f"security={machines.security}")
+        return machines.start(*command, f"security={machines.security}", "watch.port=0")
 
     submit("method=simclr", "federation.rounds=1")
     submit(f"data.root={fragile}")
@@ -55,5 +63,41 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
         assert "byol" in each.text
         stored = machines.folder / "state" / each.text.split()[1].rstrip(":") / "encoder"
         assert "byol" in (stored / "encoder.json").read_text()
+    assert check_audit(folder / "0004" / "run")[0] > 3
+    log = (folder / "0004" / "run" / "audit.jsonl").read_text().splitlines()
+    registered = next(each for each in map(json.loads, log) if each["event"] == "registered")
+    assert registered["clients"] == ["a", "b"]
+    # It is watched at one address, with a run and without one.
+    watched = re.search("watched at (http://127.0.0.1:[0-9]+)/", again.text)[1]
+    status = httpx.get(f"{watched}/status", trust_env=False).json()
+    assert (status["state"], status["clients"]["here"]) == ("idle", 2), status
+    assert check_audit(folder)[0] > 10
     again.send(signal.SIGTERM)
     assert again.wait() == 143
+
+
+@pytest.mark.slow
+def test_a_client_that_comes_back_after_the_run_gets_its_encoder(machines):
+    machines.make_photos(a=32, b=32)
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b")
+    folder = machines.folder / "runs"
+    command = [sys.executable, "run_server.py", f"port={machines.port}", f"queue={folder}"]
+    server = machines.start(*command, f"security={machines.security}")
+    server.wait_for("no run waits in")
+    keys = ("federation.rounds=4", "training.local_epochs=20", "federation.min_clients=1")
+    small = [each for each in machines.small(()) if not each.startswith("logging.")]
+    clients = [machines.client(name) for name in "ab"]
+    for each in clients:
+        each.wait_for("connected to")
+    assert submit_main([f"queue={folder}", *small, *keys, "share.wait=0"]) == 0
+    clients[1].wait_for("round 1: training")
+    clients[1].end()
+    server.wait_for("run 0001: done")
+    assert "without the encoder, because they were away: b; who comes back" in server.text
+    back = machines.client("b")
+    back.wait_for("the encoder is here")
+    assert "run 0001: its encoder goes to b" in server.text
+    summary = json.loads((folder / "0001" / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 4
+    server.send(signal.SIGTERM)
+    assert server.wait() == 143

@@ -85,7 +85,10 @@ def test_a_run_over_tls_is_watched_while_it_trains(machines, capsys):
     entries = [json.loads(line) for line in (machines.run / "audit.jsonl").read_text().splitlines()]
     assert entries[0]["event"] == "began"
     assert {e["client"] for e in entries if e["event"] == "joined"} == {"a", "b"}
-    released = entries[-1]
+    sent, released, ended = entries[-3:]
+    assert sent["event"] == "sent" and sent["clients"] == ["a", "b"]
+    assert sent["encoder"] == released["encoders"]["encoder.safetensors"]
+    assert (ended["event"], ended["why"]) == ("ended", "done")
     assert released["event"] == "released" and released["encoders"]["encoder.safetensors"]
     assert check_audit(machines.run)[0] == len(entries)
 

@@ -13,6 +13,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys import registered
+from orchestra_flwr.fingerprints import file_sha256
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = {"start.sh", "client.conf", "security/ca.crt"}
@@ -50,8 +51,9 @@ def test_a_sites_folder_has_all_that_it_needs_and_no_secret(keys, security):
 
 def test_a_zip_is_the_same_folder_to_the_bit(keys, security):
     assert keys("site", "name=a", SERVER)[0] == 0
-    assert keys("site", "name=a", SERVER, "zip=true")[0] == 0
+    code, out, _ = keys("site", "name=a", SERVER, "zip=true")
     archive = security / "sites" / "a.zip"
+    assert code == 0 and f"{file_sha256(archive)}  a.zip\n" in out
     with zipfile.ZipFile(archive) as opened:
         zipped = {name: opened.read(name) for name in opened.namelist()}
     assert zipped == {f"a/{k}": v for k, v in files_of(security / "sites" / "a").items()}
@@ -103,28 +105,47 @@ def test_a_site_that_is_there_stays(keys, security, refused):
     assert "sites/a exists already: remove it" in refused("site", "name=a", SERVER)
 
 
-def start(folder, *arguments, **environment):
+def start(folder, *arguments, cwd=None, **environment):
     return subprocess.run(
-        ["sh", "start.sh", *arguments],
-        cwd=folder, capture_output=True, text=True, check=False,
+        ["sh", str(folder / "start.sh"), *arguments],
+        cwd=cwd or folder, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY), **environment},
     )  # fmt: skip
 
 
-def test_the_first_start_makes_the_key_at_the_site(keys, security, monkeypatch):
+def test_the_first_start_makes_the_key_at_the_site(keys, security, tmp_path):
     """Then the client starts, which here has no images."""
-    assert keys("site", "name=hospital-a", SERVER, "images=/none")[0] == 0
+    empty = tmp_path / "photos"
+    empty.mkdir()
+    assert keys("site", "name=hospital-a", SERVER, f"images={empty}")[0] == 0
     folder = security / "sites" / "hospital-a"
     done = start(folder)
-    assert done.returncode == 2 and "/none" in done.stderr.splitlines()[-1], done.stderr
+    assert done.returncode == 2 and "photos" in done.stderr.splitlines()[-1], done.stderr
     line = (folder / "security" / "client.pub").read_text()
     assert line.strip() in done.stdout and line.endswith(" hospital-a\n")
     assert stat.S_IMODE((folder / "security" / "client.key").stat().st_mode) == 0o600
-    again = start(folder, "data.root=/elsewhere")  # given behind it, this counts more
-    assert "made" not in again.stdout and "/elsewhere" in again.stderr
+    # What is given behind it counts more, with paths from where it is called.
+    (tmp_path / "away" / "elsewhere").mkdir(parents=True)
+    again = start(folder, "data.root=elsewhere", cwd=tmp_path / "away")
+    assert "made" not in again.stdout and str(tmp_path / "away" / "elsewhere") in again.stderr
     assert (folder / "security" / "client.pub").read_text() == line
     assert keys("register", f"key={folder / 'security' / 'client.pub'}")[0] == 0
     assert "hospital-a" in registered(security)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "error: data.root: must be given: sh start.sh data.root=/folder/of/images\n"),
+        (["data.root=none"], "/none: no such folder or file\n"),
+    ],
+)
+def test_no_key_is_made_where_the_images_are_not_there(keys, security, arguments, says):
+    assert keys("site", "name=a", SERVER)[0] == 0
+    folder = security / "sites" / "a"
+    done = start(folder, *arguments)
+    assert done.returncode == 2 and done.stderr.endswith(says) and done.stdout == ""
+    assert not (folder / "security" / "client.key").exists()
 
 
 def test_a_python_that_is_none_or_lacks_the_package_is_said_in_one_line(keys, security):
@@ -132,8 +153,8 @@ def test_a_python_that_is_none_or_lacks_the_package_is_said_in_one_line(keys, se
     folder = security / "sites" / "a"
     script = (folder / "start.sh").read_text()
     (folder / "start.sh").write_text(script.replace(f"version={__version__}", "version=9.9"))
-    done = start(folder)
+    done = start(folder, f"data.root={folder}")
     assert done.returncode == 2 and "orchestra_flwr 9.9 is not installed: install it" in done.stderr
-    done = start(folder, PYTHON="/bin/false")
+    done = start(folder, f"data.root={folder}", PYTHON="/bin/false")
     assert done.returncode == 2 and "must be Python 3.11 or newer" in done.stderr
     assert not (folder / "security" / "client.key").exists()

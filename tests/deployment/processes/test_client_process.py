@@ -1,6 +1,5 @@
 """A client as it starts, before it connects."""
 
-import json
 import re
 
 import httpx
@@ -9,7 +8,7 @@ import pytest
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.processes import client_process
-from orchestra_flwr.deployment.processes.client_process import _reporter, run_client
+from orchestra_flwr.deployment.processes.client_process import run_client
 
 
 @pytest.mark.parametrize("left", [b"", b"../other", b"\xff\xfe"])
@@ -30,16 +29,6 @@ def photos(tmp_path):
     folder.mkdir()
     (folder / "a.png").write_bytes(b"not looked into before it connects")
     return folder
-
-
-def test_lines_are_for_people_or_for_programs(capsys):
-    _reporter("a", "text")("round 1: training\x1b[2J")
-    _reporter("a", "json")("failed: out of memory")
-    text, line = capsys.readouterr().out.splitlines()
-    assert text[2] == ":" and text.endswith(r" a: round 1: training\x1b[2J")
-    values = json.loads(line)
-    assert (values["level"], values["client"]) == ("warning", "a")
-    assert values["message"] == "failed: out of memory" and values["time"]
 
 
 def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch, capsys):

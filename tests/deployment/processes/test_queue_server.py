@@ -1,5 +1,6 @@
 """One run after the other at one open server, without Flower's programs."""
 
+import json
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
@@ -10,10 +11,12 @@ from orchestra_flwr.deployment.processes import queue_server
 from orchestra_flwr.deployment.processes.server_process import RunCancelledError
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.audit_log import check_audit
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.folder_lock import locked
+from orchestra_flwr.reporting import Progress
 
-TINY = ["model.width=8", "logging.progress=off"]
+TINY = ["model.width=8"]
 
 
 class Stopped(Exception):  # noqa: N818
@@ -24,48 +27,65 @@ class Stopped(Exception):  # noqa: N818
 def serving(tmp_path, monkeypatch):
     """Serves a queue; `outcomes` say what becomes of each run: an error or a summary."""
     queue, served = RunQueue(tmp_path / "runs"), []
+    queue.make()
     link = SimpleNamespace(returncode=None, log="superlink.log")
+    idle = SimpleNamespace(waits=lambda: served.append("idle"))
+    stations = []
 
     @contextmanager
-    def opened(config, log, report):
+    def opened(config, folder, report):
         served.append("opened")
-        yield SimpleNamespace(link=link, gate=SimpleNamespace(port=1), report=report)
+        status = SimpleNamespace(idle=idle)
+        gate = SimpleNamespace(port=1)
+        stations.append(
+            SimpleNamespace(link=link, gate=gate, report=report, status=status, connected=[])
+        )
+        yield stations[-1]
 
-    def serve(config, folder, progress, station, is_cancelled):
+    def serve(config, folder, progress, station, cancelled):
         outcome = outcomes.pop(0)
         served.append((config.seed, config.resume is not None))
+        assert cancelled() == ""
         if outcome == "cancel":
             queue.cancel(folder.path.parent.name)
-            assert is_cancelled()
-            raise RunCancelledError
+            raise RunCancelledError(cancelled())
         if isinstance(outcome, BaseException):
             if "SuperLink" in str(outcome):
                 link.returncode = 1
             raise outcome
         return outcome
 
-    outcomes, sleeps = [], []
+    outcomes, sleeps, errors = [], [], []
 
     def sleep(seconds):
         if not sleeps:
             raise Stopped
-        sleeps.pop()()
+        sleeps.pop()(stations[-1])
 
     monkeypatch.setattr(queue_server, "opened", opened)
     monkeypatch.setattr(queue_server, "serve", serve)
-    monkeypatch.setattr(queue_server, "print_summary", lambda *_: None)
+    monkeypatch.setattr(Progress, "finished", lambda *_: None)
     monkeypatch.setattr(queue_server.time, "sleep", sleep)
 
-    def run(*planned, ends=Stopped, sleep=()):
+    def run(*planned, ends=Stopped, sleep=(), keys=()):
         served.clear()
         sleeps[:] = sleep
         outcomes[:] = planned
         link.returncode = None
-        with pytest.raises(ends):
-            queue_server.serve_queue(load(ServerConfig, [f"queue={queue.folder}"]))
-        return list(served)
+        with pytest.raises(ends) as caught:
+            queue_server.serve_queue(load(ServerConfig, [f"queue={queue.folder}", *keys]))
+        errors.append(caught.value)
+        return [each for each in served if each != "idle"]
 
+    run.errors = errors
     return queue, run
+
+
+def events(queue):
+    """Event and run of each line of the queue's audit log."""
+    check_audit(queue.folder)
+    lines = (queue.folder / "audit.jsonl").read_text().splitlines()
+    return [(each["event"], each.get("run")) for each in map(json.loads, lines)]
 
 
 def test_runs_follow_one_another_and_one_that_fails_holds_up_no_other(serving, capsys):
@@ -106,5 +126,85 @@ def test_the_app_of_a_killed_server_may_still_have_the_run_for_a_moment(serving)
     run(KeyboardInterrupt(), ends=KeyboardInterrupt)
     with ExitStack() as held:
         held.enter_context(locked(queue.runs()[0].folder))
-        run({}, sleep=[held.close])
+        run({}, sleep=[lambda _: held.close()])
     assert queue.runs()[0].state == "done"
+
+
+def test_a_queue_has_an_audit_log_over_restarts(serving):
+    """What is cancelled or submitted while no server is there stands in it as well."""
+    queue, run = serving
+    for seed in range(4):
+        queue.put(run_to_submit([*TINY, f"seed={seed}"]))
+    queue.cancel("0002")
+    run(FederationError("no"), "cancel", {})
+    submitted = [("submitted", "0001"), ("submitted", "0002"), ("cancelled", "0002")]
+    submitted += [("submitted", "0003"), ("submitted", "0004")]
+    assert events(queue) == [
+        *submitted,
+        ("began", "0001"),
+        ("ended", "0001"),
+        ("began", "0003"),
+        ("cancelled", "0003"),
+        ("began", "0004"),
+        ("ended", "0004"),
+    ]
+    queue.put(run_to_submit(TINY))
+    queue.cancel("0005")
+    run()
+    assert events(queue)[len(submitted) + 6 :] == [("submitted", "0005"), ("cancelled", "0005")]
+    ended = [json.loads(x) for x in (queue.folder / "audit.jsonl").read_text().splitlines()]
+    assert [each["how"] for each in ended if each["event"] == "ended"] == ["failed: no", "done"]
+
+
+def test_its_lines_are_json_where_the_server_was_told_so(serving, capsys):
+    queue, run = serving
+    for seed in range(2):
+        queue.put(run_to_submit([*TINY, f"seed={seed}"]))
+    run(FederationError("nobody came"), {}, keys=["logging.format=json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["event"], each["level"], each.get("run")) for each in lines[1:]] == [
+        ("run_began", "info", "0001"),
+        ("run_ended", "error", "0001"),
+        ("run_began", "info", "0002"),
+        ("finished", "info", None),
+        ("run_ended", "info", "0002"),
+        ("idle", "info", None),
+    ]
+    assert lines[2]["state"] == "failed: nobody came"
+
+
+def test_a_full_disk_fails_no_run(serving, monkeypatch):
+    """It would fail all that wait, one after the other."""
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+    with monkeypatch.context() as patched:
+        patched.setattr(queue_server.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+        run(FederationError("cannot write"), ends=FederationError)
+    assert "run 0001: cannot write; the disk of" in str(run.errors[-1])
+    assert queue.runs()[0].state == "begun"
+    assert run({}) == ["opened", (0, True)]
+
+
+def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monkeypatch):
+    """Once, and a run that waits comes first."""
+    queue, run = serving
+    for seed in range(2):
+        queue.put(run_to_submit([*TINY, f"seed={seed}"]))
+
+    def back(*names):
+        return lambda station: station.connected.__setitem__(slice(None), names)
+
+    monkeypatch.setattr(
+        queue_server, "read_json", lambda path: {"encoder_sent": {"away": ["b", "c"]}}
+    )
+    # Waits are taken from the end: b comes back, then nobody else.
+    later = [back("a", "b"), back("a", "b")]
+    assert run({}, {}, {}, sleep=later) == [
+        "opened", (0, False), (1, False), (1, True),
+    ]  # fmt: skip
+    assert "run 0002: its encoder goes to b" in capsys.readouterr().out
+    assert [each.state for each in queue.runs()] == ["done", "done"]
+    failed = FederationError("no")
+    assert run(failed, sleep=[back("b")]) == ["opened", (1, True)]  # a new start tries again
+    assert "its encoder was not sent: no" in capsys.readouterr().out
+    assert queue.runs()[1].state == "done"

@@ -1,6 +1,7 @@
 """The order in which a server opens."""
 
 import base64
+import itertools
 import json
 import re
 import socket
@@ -116,7 +117,8 @@ def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     woken = []
     channel = SimpleNamespace(ready=lambda _: True, receive=lambda: events.pop(0))
     gate = SimpleNamespace(wake=woken.append)
-    summary = server_process._follow(channel, None, None, gate, progress=(), audit=None)
+    link = SimpleNamespace(returncode=None)
+    summary = server_process._follow(channel, link, None, gate, progress=(), audit=None)
     assert summary == {"rounds": 1}
     assert woken == [2**63 + 1]
 
@@ -126,3 +128,30 @@ def test_an_address_to_be_watched_at_that_is_taken_is_said_before_the_run(tmp_pa
         keys = [f"watch.port={taken.getsockname()[1]}", "port=0", f"security={tmp_path}"]
         with pytest.raises(ConfigError, match=r"watch\.port=\d+: Address already in use"):
             server_process.check(load(ServerConfig, keys))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_cancel_or_a_dead_superlink_is_seen_while_events_come_without_a_pause(monkeypatch, dies):
+    """It was looked for only where none had come for a second."""
+    clock = itertools.count()
+    monkeypatch.setattr(server_process.time, "monotonic", lambda: next(clock))
+    events = itertools.repeat({"event": "sent", "node": 1}, 100)
+    channel = SimpleNamespace(ready=lambda _: True, receive=lambda: next(events))
+    gate = SimpleNamespace(wake=lambda _: None)
+    link = SimpleNamespace(returncode=1 if dies else None, log="superlink.log")
+    error = FederationError if dies else server_process.RunCancelledError
+    with pytest.raises(error, match="SuperLink ended" if dies else "because"):
+        server_process._follow(
+            channel, link, None, gate, progress=(), audit=None, cancelled=lambda: "because"
+        )
+
+
+def test_how_far_the_encoder_is_delivered_is_shown_and_noted_at_the_end():
+    shown, noted = [], []
+    status = SimpleNamespace(delivery=lambda *values, over: shown.append((*values, over)))
+    audit = SimpleNamespace(add=lambda event, **values: noted.append((event, values)))
+    for have, missing, over in (([], ["a", "b"], False), (["a"], ["b"], True)):
+        event = {"event": "delivery", "values": ["digest", have, missing, over]}
+        server_process._pass_on(event, None, (None, status), audit)
+    assert shown == [(0, 2, False), (1, 1, True)]
+    assert noted == [("sent", {"encoder": "digest", "clients": ["a"], "without": ["b"]})]

@@ -157,10 +157,18 @@ def test_a_run_is_noted_with_what_came_of_it(server_config, tmp_path):
     with AuditLog(tmp_path, print).of_run(resumed, folder) as log:
         log.add("revoked", clients=["a"])
         folder.encoder.write_bytes(b"weights")
-    began, ended, again, revoked, released = map(json.loads, lines_of(tmp_path))
+    began, ended, again, revoked, released, done = map(json.loads, lines_of(tmp_path))
     assert (began["event"], again["event"]) == ("began", "resumed")
     assert began["config"] == again["config"] and len(began["config"]) == 64
-    assert (ended["event"], ended["why"]) == ("ended", "KeyboardInterrupt")
+    assert (ended["event"], ended["why"]) == ("ended", "stopped")
+    assert (done["event"], done["why"]) == ("ended", "done")
     assert (revoked["event"], revoked["clients"]) == ("revoked", ["a"])
     assert released["rounds"] == 9 and list(released["encoders"]) == ["encoder.safetensors"]
-    assert check_audit(tmp_path)[0] == 5
+    assert check_audit(tmp_path)[0] == 6
+
+
+def test_a_folder_without_a_log_is_said_to_have_none(tmp_path):
+    with pytest.raises(AuditError, match="none: no such folder"):
+        check_audit(tmp_path / "none")
+    with pytest.raises(AuditError, match="has no audit.jsonl: the run folder of a server of real"):
+        check_audit(tmp_path)  # as of a simulation

@@ -2,12 +2,16 @@
 
 import json
 import math
+import time
 
 import pytest
 
+from orchestra_flwr.config import load
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import finished_rounds
 from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus
 from orchestra_flwr.deployment.watch.figures import MAX_DETAILS
+from orchestra_flwr.deployment.watch.idle_status import IdleStatus, ShownStatus
 from orchestra_flwr.reporting import RoundOutcome, RunFolder
 from orchestra_flwr.reporting.run_folder import finite
 
@@ -165,3 +169,44 @@ def test_without_a_registry_no_client_is_named(server_config, tmp_path, run):
     status = FederationStatus(server_config, RunFolder(tmp_path), tuple, ())
     status.member("joined", "anybody")
     assert status.to_dict()["names"] == [] and status.to_dict()["clients"]["here"] == 1
+
+
+def test_who_has_the_encoder_is_shown_while_it_is_delivered(run):
+    run.status.delivery(1, 2, over=False)
+    shown = run.status.to_dict()
+    assert (shown["state"], shown["encoder"]) == ("delivering", {"have": 1, "missing": 2})
+    assert shown["waits_for"] == "2 of 3 clients, to have the encoder"
+    assert run.figures()["encoder", "missing"] == 2 and run.figures()["state", "delivering"] == 1
+    run.status.delivery(3, 0, over=True)
+    shown = run.status.to_dict()
+    assert shown["state"] != "delivering" and shown["encoder"]["have"] == 3
+
+
+@pytest.fixture
+def idle(tmp_path):
+    config = load(ServerConfig, [f"queue={tmp_path}"])
+    return IdleStatus(
+        config, RunFolder(tmp_path), lambda: ["a", "b", None], (), connected=lambda: ["b", None]
+    )
+
+
+def test_a_server_without_a_run_shows_who_is_connected_and_for_what_it_waits(idle, run, by_name):
+    shown = idle.to_dict()
+    assert shown["state"] == "idle" and shown["waits_for"].startswith("a run: orchestra-submit")
+    assert shown["clients"]["registered"] == 3 and shown["clients"]["here"] == 2
+    assert [each["state"] for each in shown["names"]] == ["away", "here"]
+    assert shown.keys() == run.status.to_dict().keys()
+    assert by_name(idle)["state", "idle"] == 1
+    idle.starting = True
+    assert (idle.state, idle.to_dict()["waits_for"]) == ("starting", "")
+    idle.waits()
+    assert idle.state == "idle" and time.time() - idle.to_dict()["since"] < 5
+
+
+def test_the_address_shows_the_run_while_there_is_one(idle, run):
+    shown = ShownStatus(idle)
+    assert shown.to_dict()["state"] == "idle"
+    with pytest.raises(KeyboardInterrupt), shown.showing(run.status):
+        assert shown.to_dict()["state"] == "waiting"
+        raise KeyboardInterrupt
+    assert shown.to_dict()["state"] == "idle"

@@ -5,11 +5,15 @@ import re
 import pytest
 
 from orchestra_flwr.cli import top_main
+from orchestra_flwr.config import load
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import top
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
+from orchestra_flwr.deployment.watch.idle_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
 from orchestra_flwr.deployment.watch_config import WatchConfig
+from orchestra_flwr.reporting import RunFolder
 
 
 @pytest.fixture
@@ -40,6 +44,15 @@ def test_it_prints_how_a_server_is_doing(everything, called):
     assert shown["certificates"] == "ca.crt 10.5 (days left)" and shown["sent"].startswith(
         "100 B up"
     )
+
+
+def test_a_server_without_a_run_has_no_rounds(called, tmp_path):
+    config, lines = load(ServerConfig, [f"queue={tmp_path}"]), []
+    idle = IdleStatus(config, RunFolder(tmp_path), lambda: ["a"], (), connected=lambda: ["a"])
+    with watched(WatchConfig(port=0), idle, lines.append):
+        code, out, err = called(f"server={address(lines)}", "once=true")
+    assert (code, err) == (0, "") and "idle, waiting for a run: orchestra-submit" in out
+    assert "a here" in out and "round" not in out and "replies" not in out
 
 
 def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):

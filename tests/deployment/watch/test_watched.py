@@ -61,6 +61,27 @@ def test_a_client_shows_what_it_did(client, by_name):
     assert figures["loss", "contrast"] == 2.5 and figures["round_seconds",] == 1.5
 
 
+def test_a_client_that_takes_no_part_says_why_in_the_words_word(client):
+    """It had counted as an answer that was good."""
+    query = SimpleNamespace(kind="query", content=RecordDict())
+    client.asked(query)
+    client.answered("query", RecordDict({"config": ConfigRecord({"refusal": "too_few_images"})}))
+    shown = client.to_dict()
+    assert (shown["state"], shown["refused"]) == ("refused", "too_few_images")
+    assert shown["answers"]["joining too_few_images"] == 1 and "joining ok" not in shown["answers"]
+    client.asked(query)
+    client.answered("query", RecordDict({"config": ConfigRecord({"client": "a"})}))
+    assert (client.to_dict()["state"], client.to_dict()["refused"]) == ("connected", None)
+
+
+def test_a_client_shows_no_round_beyond_the_last(client):
+    for number, shown in ((12, 9), (-3, 0)):
+        config = {"config": json.dumps({"federation": {"rounds": 9}}), "round": number}
+        content = RecordDict({"config": ConfigRecord(config)})
+        client.asked(SimpleNamespace(kind="train", content=content))
+        assert client.to_dict()["round"] == shown
+
+
 def test_a_servers_nonsense_ends_no_client(client, by_name):
     texts = ("[" * 5000, "{}", "3", "[3]", '{"federation": {"rounds": 1e999}}', "\ud800")
     for values in ({}, *({"config": text, "round": "x"} for text in texts)):
@@ -152,6 +173,9 @@ def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client)
     guide = (DEPLOY.parent / "docs" / "operate.md").read_text()
     assert all(f"| `{rule['alert']}` |" in guide for rule in rules)
     assert all(f"`{name.removeprefix('orchestra_')}`" in guide for name in there)
+    # A queue that waits for a run makes no progress, and need not.
+    (progress,) = (rule["expr"] for rule in rules if rule["alert"] == "OrchestraNoProgress")
+    assert progress.endswith('unless on (instance) orchestra_state{state="idle"} == 1')
     asked = " ".join([*panels, *(rule["expr"] for rule in rules)])
     names = set(re.findall(r"\borchestra_[a-z_]+", asked))
     assert names <= there.keys() and len(names) > 12

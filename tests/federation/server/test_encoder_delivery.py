@@ -11,6 +11,7 @@ from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER
 from orchestra_flwr.federation.server import encoder_delivery
 from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
+from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
 from orchestra_flwr.reporting import RunFolder
@@ -60,13 +61,13 @@ def folder(tmp_path, tiny):
 def deliver(folder, monkeypatch, tiny):
     monkeypatch.setattr(encoder_delivery, "POLL_SECONDS", 0)
 
-    def make(network, wait=60.0, every=None, least=0):
+    def make(network, wait=60.0, every=None, least=0, **more):
         shown = []
         config = tiny()
         federation = config.federation.model_copy(update={"min_clients": least})
         config = config.model_copy(update={"federation": federation})
         delivery = EncoderDelivery(
-            network, network, folder, config, shown.append, every=every, wait=wait
+            network, network, folder, config, shown.append, every=every, wait=wait, **more
         )
         return delivery, shown
 
@@ -113,6 +114,36 @@ def test_after_a_run_was_resumed_that_was_over_clients_are_waited_for(deliver):
     network.away_until["a"] = 3
     delivery, _ = deliver(network, least=1)
     assert delivery.at_the_end()["clients"] == ["a"]
+
+
+def test_who_is_met_after_a_restart_changes_nothing_for_the_others(deliver, folder):
+    network = Network(a=["stored"], b=[], c=["too_large"], d=[])
+    network.away_until |= {"b": 10**9, "d": 10**9}
+    sent = deliver(network, wait=0)[0].at_the_end()
+    assert (sent["clients"], sent["without"], sent["away"]) == (["a"], ["b", "c", "d"], ["b", "d"])
+    folder.write_summary({"encoder_sent": sent})
+    again = deliver(Network(b=["wanted", "stored"]), wait=0)[0].at_the_end()
+    assert (again["clients"], again["without"]) == (["a", "b"], ["c", "d"])
+    assert again["away"] == ["d"]
+    folder.write_summary({"encoder_sent": {**sent, "sha256": "another encoder"}})
+    assert deliver(Network(b=["stored"]), wait=0)[0].at_the_end()["clients"] == ["b"]
+
+
+def test_how_far_it_is_can_be_followed(deliver, folder):
+    network, noted = Network(a=["stored"], b=["wanted", "stored"], c=["too_large"]), []
+    network.away_until["b"] = 3
+    deliver(network, note=lambda *values: noted.append(values))[0].at_the_end()
+    digest = file_sha256(folder.encoder)
+    assert noted[0] == (digest, ["a"], ["b", "c"], False)
+    assert noted[-1] == (digest, ["a", "b"], ["c"], True)
+
+
+def test_in_a_queue_nobody_is_told_to_resume_a_run(deliver):
+    network = Network(a=[])
+    network.away_until["a"] = 10**9
+    delivery, lines = deliver(network, wait=0, queued=True)
+    delivery.at_the_end()
+    assert "resume=" not in lines[-1] and "comes back while the queue waits for a run" in lines[-1]
 
 
 def test_what_goes_wrong_at_one_client_is_said_and_harms_no_other(deliver):

@@ -1,0 +1,49 @@
+"""The audit log of a queue: which runs were submitted, begun or cancelled, and how they ended."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+
+from orchestra_flwr.deployment.run_queue import BEGUN, CANCELLED, CONFIGURATION, WAITING, RunQueue
+from orchestra_flwr.deployment.watch.audit_log import FILE, AuditLog, digest_of
+
+SUBMITTED, ENDED = "submitted", "ended"
+
+
+class QueueLog(AuditLog):
+    """Written by the server alone, which looks at what others did in the queue.
+
+    Args:
+        queue: its folder is there.
+        report: as of :class:`AuditLog`.
+    """
+
+    def __init__(self, queue: RunQueue, report: Callable[[str], None]) -> None:
+        super().__init__(queue.folder, report)
+        self._queue = queue
+        self._noted: dict[str, set[str]] = defaultdict(set)  # event -> names of runs
+        with suppress(OSError):
+            for line in (queue.folder / FILE).read_text(errors="replace").splitlines():
+                with suppress(ValueError, LookupError, TypeError):  # a damaged line was reported
+                    entry = json.loads(line)
+                    self._noted[str(entry["event"])].add(str(entry["run"]))
+
+    def update(self) -> None:
+        """Notes what was submitted, cancelled or ended since the last time."""
+        for run in self._queue.runs():
+            if run.name in self._noted[ENDED] | self._noted[CANCELLED]:
+                continue
+            if run.name not in self._noted[SUBMITTED]:
+                with suppress(OSError):  # somebody removes it now
+                    self._note(SUBMITTED, run.name, config=digest_of(run.path / CONFIGURATION))
+            if (state := run.state) == CANCELLED:
+                self._note(CANCELLED, run.name)
+            elif state not in (WAITING, BEGUN):
+                self._note(ENDED, run.name, how=state)
+
+    def _note(self, event: str, run: str, **values: str) -> None:
+        self.add(event, run=run, **values)
+        self._noted[event].add(run)

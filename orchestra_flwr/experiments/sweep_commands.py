@@ -1,0 +1,68 @@
+"""The commands that make many runs: an experiment of the papers, and all combinations of values."""
+
+from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_sigterm
+from orchestra_flwr.commands.experiment_line import read_experiment
+from orchestra_flwr.commands.flags import Flags
+from orchestra_flwr.config import config_to_yaml
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
+from orchestra_flwr.experiments.planning.description import experiment_names
+from orchestra_flwr.experiments.planning.plan import make_plan
+from orchestra_flwr.experiments.report.writer import write_report
+from orchestra_flwr.experiments.sweep import jobs_of, run_jobs, run_plan
+
+
+def run_experiment(flags: Flags) -> int:
+    """Runs or lists an experiment and writes its report; the exit code.
+
+    Raises:
+        ConfigError: the line names no experiment, or keys that are wrong.
+    """
+    line = read_experiment(flags.overrides, experiment_names())
+    plan, configs = make_plan(
+        line.experiment,
+        line.scale,
+        seeds=line.seeds,
+        only=line.only,
+        extra=line.extra,
+        transfer_root=line.transfer_root,
+    )
+    folder, jobs = line.folder, line.jobs or plan.settings.jobs
+
+    if "--list" in flags:
+        missing = {job.name: job for job in jobs_of(plan, folder)}
+        for row in plan.rows:
+            job = missing.get(row.run)
+            state = "complete" if job is None else "begun" if job.was_begun else "missing"
+            print(f"{state:9}{row.run}  {', '.join(row.values.values())}")
+        return 0
+
+    def work() -> int:
+        failed = run_plan(plan, configs, folder, jobs, lambda line: print(line, flush=True))
+        print(f"report: {write_report(folder)}")
+        return 1 if failed else 0
+
+    stop_on_sigterm()
+    return run_command(work, RESUME_HINT, OSError, ValueError)
+
+
+def run_several(flags: Flags) -> int:
+    """Runs all combinations of values (`--multirun`); the exit code.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    plan, configs = make_sweep(flags.overrides)
+    if "--cfg" in flags:
+        print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
+        return 0
+
+    def work() -> int:
+        todo = jobs_of(plan, FOLDER)
+        print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
+        failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
+        print_sweep(plan, FOLDER)
+        return 1 if failed else 0
+
+    stop_on_sigterm()
+    return run_command(work, RESUME_HINT, OSError, ValueError)
