@@ -275,7 +275,7 @@ class SumServer:
             raise SumFailedError(
                 f"{len(found)} clients gave out their share of {owner}, {needed} are needed"
             )
-        shares = [(places[name], share) for name, share in found]
+        shares = sorted((places[name], share) for name, share in found)
         for first in range(len(shares) if len(shares) > needed else 1):
             seed = primitives.combined([*shares[first:], *shares[:first]][:needed])
             if is_right(seed):

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from Crypto.Protocol.SecretSharing import Shamir
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -166,6 +167,17 @@ def test_wrong_shares_are_noticed(tools):
         one.server.take_unmasking(name, shares)
     with pytest.raises(SumFailedError, match="the shares of c001 do not fit together"):
         one.server.total()
+
+
+@QUICK
+@given(st.binary(min_size=16, max_size=16), st.integers(2, 40), st.randoms())
+def test_shares_give_what_the_library_makes_of_them(seed, needed, random):
+    """Of any so many holders, in any order."""
+    shares = primitives.split(seed, needed, range(1, needed + 8))
+    some = random.sample(sorted(shares.items()), needed)
+    assert primitives.combined(some) == seed == Shamir.combine(some)
+    changed = [*some[1:], (some[0][0], bytes(16))]
+    assert primitives.combined(changed) == Shamir.combine(changed)
 
 
 @pytest.mark.parametrize("liar", ["c000", "c002", "c005"])
