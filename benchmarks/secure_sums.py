@@ -79,14 +79,15 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
     stage(names, lambda _: (), "advertise", "take_keys")
     roster = server.roster()
     stage(names, lambda _: (roster,), "share", "take_shares")
+    stage(names, lambda name: tuple(server.boxes_for(name).values()), "hold", "take_holding")
     alive = server.alive
     for name in names[: count - lost]:
-        meter, boxes = meters[name], at_server(server.boxes_for, name)
+        meter = meters[name]
         numbers, seed = Numbers(1, 100, 0, {"loss/contrastive": 5.0}), ClientSeed(0, 1, name)
         vector = meter(codec.encode, received + change, received, numbers, count, seed)
-        meter(clients[name].mask, alive, boxes, vector)
+        meter(clients[name].mask, alive, vector)
         meter.up += sum(part.nbytes for part in vector)
-        meter.down += len(json.dumps([alive, boxes]))
+        meter.down += len(json.dumps(alive))
         at_server(server.take_vector, name, vector)
     survivors, none = server.survivors, Confirmations
     stage(survivors, lambda _: (survivors, none()), "confirm", "take_signature")

@@ -1,6 +1,7 @@
 """Formats of images that PIL reads with an optional library: HEIC of phones, DICOM of clinics."""
 
 import io
+import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +14,9 @@ SUFFIXES = {"HEIF": (".heic", ".heif", ".hif"), "DICOM": (".dcm", ".dicom")}
 INSTALL = "pip install 'orchestra-flwr[formats]'"
 # Inflated at once when a file is opened, whatever that takes: such files are not opened.
 DEFLATED = b"1.2.840.10008.1.2.1.99"
+# Transfer syntaxes, by which pixels stand in a file as they are. All others are for decoders that
+# are written in C and that pydicom finds among whatever is installed.
+UNCOMPRESSED = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
 STRIP_PIXELS = 2**20  # converted at a time
 
 
@@ -66,6 +70,7 @@ class DicomImage(ImageFile.ImageFile):
         from pydicom import dcmread
 
         header = dcmread(io.BytesIO(self._content), stop_before_pixels=True)
+        _check_uncompressed(header, len(self._content))
         channels = int(header.SamplesPerPixel)
         if channels not in (1, 3) or header.PhotometricInterpretation == "PALETTE COLOR":
             raise ValueError("of DICOM only images in gray or RGB are read")
@@ -81,6 +86,28 @@ class DicomImage(ImageFile.ImageFile):
             self.load_prepare()
             self.frombytes(pixels.tobytes())
         return super().load()
+
+
+def _check_uncompressed(header: Any, size: int) -> None:
+    """Refuses what a decoder would have to unpack, and more pixels than the file has room for.
+
+    Raises:
+        ValueError: says what to do.
+    """
+    syntax = header.file_meta.get("TransferSyntaxUID")
+    if syntax not in UNCOMPRESSED:
+        name = getattr(syntax, "name", "none that is known")
+        raise ValueError(
+            f"DICOM is only read uncompressed, and the transfer syntax of this file is {name}: "
+            "decompress it, for example by gdcmconv --raw"
+        )
+    shape = [int(header.get(key) or 1) for key in ("Rows", "Columns", "NumberOfFrames",
+             "SamplesPerPixel", "BitsAllocated")]  # fmt: skip
+    if min(shape) < 1 or math.prod(shape) > 8 * size:
+        raise ValueError(
+            f"the file says {shape[0]} x {shape[1]} pixels in {shape[2]} frames, which it has no "
+            "room for"
+        )
 
 
 def _eight_bits(content: bytes, *, colour: bool) -> NDArray[np.uint8]:

@@ -142,3 +142,47 @@ def test_a_dangerous_or_broken_file_is_refused(monkeypatch):
     for length in (140, 300, len(content) - 50):
         with pytest.raises(Exception, match=r"\w"):
             decode_image(content[:length], 32)
+
+
+@pytest.mark.parametrize("syntax", [
+    "1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.5", "1.2.3",
+])  # fmt: skip
+def test_a_compressed_scan_is_given_to_no_decoder(syntax, tmp_path, monkeypatch):
+    """JPEG, JPEG 2000, run lengths and one that nobody knows; the line names the file."""
+    pydicom = pytest.importorskip("pydicom", reason="needs the extra formats")
+    content = dicom(SCAN)
+    read = pydicom.dcmread(io.BytesIO(content))
+    read.file_meta.TransferSyntaxUID = pydicom.uid.UID(syntax)
+    read.PixelData = pydicom.encaps.encapsulate([read.PixelData])
+    read["PixelData"].is_undefined_length = True
+    file = tmp_path / "scan.dcm"
+    read.save_as(file, implicit_vr=False, little_endian=True)
+    monkeypatch.setattr("pydicom.pixels.utils.pixel_array", None)
+    with pytest.raises(ValueError, match="scan.dcm: .*DICOM is only read uncompressed") as caught:
+        square_image(file, 16)
+    assert str(caught.value).endswith("decompress it, for example by gdcmconv --raw")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("elements", [
+    {"Rows": 65535, "Columns": 65535}, {"NumberOfFrames": 1000}, {"NumberOfFrames": -1},
+])  # fmt: skip
+def test_a_scan_that_says_more_pixels_than_it_has_is_not_decoded(elements, monkeypatch):
+    content = dicom(SCAN, **elements)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    monkeypatch.setattr("pydicom.pixels.utils.pixel_array", None)
+    with pytest.raises(ValueError, match="which it has no room for"):
+        decode_image(content, 16)
+
+
+def test_a_photograph_of_a_phone_is_bounded_before_it_is_decoded(monkeypatch):
+    """By the size that it says; what its decoder allocates has limits of the library's own."""
+    pillow_heif = pytest.importorskip("pillow_heif", reason="needs the extra formats")
+    pillow_heif.register_heif_opener()
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(file, format="HEIF")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    monkeypatch.setattr("pillow_heif.HeifImageFile.load", None)
+    with pytest.raises(ValueError, match=r"too many pixels \(64 x 48\)"):
+        decode_image(file.getvalue(), 16)
+    assert not pillow_heif.options.DISABLE_SECURITY_LIMITS

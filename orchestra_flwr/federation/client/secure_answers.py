@@ -17,6 +17,7 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_STATE,
     SECURE_TEXT,
 )
+from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
 from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers
 from orchestra_flwr.flower.arrays import to_record
@@ -68,6 +69,8 @@ class SecureAnswers:
                 raise SumRefusedError(f"asked for stage {stage} of a sum that it is not in")
             if stage == "shares":
                 return self._reply(task, self.current.share(asked["roster"]))
+            if stage == "boxes":
+                return self._reply(task, self.current.hold(asked["boxes"], asked["graph"]))
             if stage == "input":
                 return self._masked(self.current, asked, content, client())
             if stage == "confirm":
@@ -107,6 +110,7 @@ class SecureAnswers:
                 f"the server agreed with the others on privacy.noise_multiplier="
                 f"{current.occasion.noise:g}, and says {codec.noise:g} here"
             )
+        basis = basis_of(content)
         arrays = received_arrays(client, content)
         optional = {key: task[key] for key in ("contribute", "index", "population") if key in task}
         (trained, *rows), images, metrics = client.fit(
@@ -121,7 +125,7 @@ class SecureAnswers:
             metrics = {}  # their names might tell what no noise covers
         seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
         vector = codec.encode(trained, before, numbers, current.count, seed)
-        current.mask(asked["alive"], asked["boxes"], vector)
+        current.mask(asked["alive"], vector, basis)
         reply = self._reply(task, sorted(metrics))
         masked = {f"ring{8 * part.itemsize}": part for part in vector}
         # Rows are differentially private by themselves: other runs have no sum (`excluded.py`).

@@ -29,9 +29,10 @@ from orchestra_flwr.federation.messages.replies import (
     checked_array,
     checked_contributions,
 )
+from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
 from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.server.round_report import Dropped, FederationError
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
 from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer
@@ -90,14 +91,24 @@ class SecureStrategy(OrchestraStrategy):
         except ValueError as error:
             raise SumFailedError(str(error)) from error
         self._ask("shares", clients, lambda _: roster, server.take_shares)
-        alive = server.alive
-        self._ask_for_vectors(alive)
+        self._ask("boxes", server.sealing, server.boxes_for, server.take_holding)
+        self._note_unopened()
+        self._ask_for_vectors(server.alive)
         survivors = server.survivors
         self._ask("confirm", survivors, lambda _: {"survivors": survivors}, server.take_signature)
         signatures = {"signatures": server.signatures}
         signed = sorted(server.signatures)
         self._ask("unmask", signed, lambda _: signatures, server.take_unmasking)
         return server.total()
+
+    def _note_unopened(self) -> None:
+        """Names both: nobody else can tell whether the sender or a receiver is lying."""
+        for sender, receivers in self._sum.unopened.items():
+            why = f"the shares that it sealed for {', '.join(receivers)} do not open there"
+            if sender in self._sum.left_out:
+                self._drop(Dropped(sender, why, silent=False))
+            else:
+                self.report.notes.append(f"client {sender}: {why}: one of them is lying")
 
     def _ask(
         self,
@@ -118,17 +129,22 @@ class SecureStrategy(OrchestraStrategy):
         training = _Training(
             self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number
         )
-        training.entries = lambda client: self._entries("input", client, {
-            "alive": clients, "boxes": self._sum.boxes_for(client)
-        })  # fmt: skip
+        training.entries = lambda client: self._entries("input", client, {"alive": clients})
         messages = training.configure_train(
             self.round.number, ArrayRecord(), ConfigRecord(), self._grid
         )
-        replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+        replies = self._grid.send_and_receive(
+            map(self._with_basis, messages), timeout=self._timeout
+        )
         for task, message in zip(tasks, replies, strict=True):
             self._count_received_bytes(message)
             self._note_holder(task.client, message)
             self._take_reply(task.client, message, self._take_vector)
+
+    def _with_basis(self, message: Message) -> Message:
+        """The message, of which the first says from what all train."""
+        self._sum.basis = self._sum.basis or basis_of(message.content)
+        return message
 
     def _take_vector(self, client: str, names: Any, content: RecordDict) -> None:
         record = content.get(ARRAYS)

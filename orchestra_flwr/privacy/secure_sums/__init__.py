@@ -2,15 +2,18 @@
 
 Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead" (CCS 2020, ePrint
 2020/704, section 4), on top of Bonawitz et al., "Practical Secure Aggregation" (CCS 2017, ePrint
-2017/281). Pure protocol: it knows no federation, no model and no network. Five stages, in each of
+2017/281). Pure protocol: it knows no federation, no model and no network. Six stages, in each of
 which clients may drop out:
 
 1. *keys*: each client makes two key pairs for this one sum, and signs them;
 2. *shares*: it sees everybody's keys, draws its neighbours by itself, and gives each a share of two
    secrets, sealed for that neighbour;
-3. *input*: it sends its vector plus a mask of its own plus or minus one mask for each neighbour;
-4. *confirm*: it signs whose vectors the server says to have;
-5. *unmask*: shown that two thirds signed the same, it gives out shares: of the own mask of those
+3. *boxes*: it opens the shares that were sealed for it, and compares who drew it with what the
+   server says of all;
+4. *input*: it sends its vector plus a mask of its own plus or minus one mask for each neighbour,
+   which cancel with those of clients alone that have the same keys and basis;
+5. *confirm*: it signs whose vectors the server says to have, who drew whom, and that basis;
+6. *unmask*: shown that two thirds signed the same, it gives out shares: of the own mask of those
    whose vector arrived, of the mask key of those whose did not, never both.
 
 **What is assumed.** Fewer than a third of the clients that the sum began with collude with the

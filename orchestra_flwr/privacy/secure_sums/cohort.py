@@ -6,10 +6,12 @@ server does with fewer than a third of the clients on its side:
 
 * the colluding ones among a client's neighbours hold enough shares to open its secrets;
 * those whose vectors arrived fall into two groups without a mask between them, whose sums could be
-  told apart.
+  told apart. A mask is between two if either has drawn the other: each compares who drew it with
+  what all confirm, so no server can withhold that.
 """
 
 import math
+from bisect import bisect_left
 from functools import cache
 
 LEAST_COHORT = 3  # of two, each learns the other's vector from the sum
@@ -33,38 +35,54 @@ def degree(count: int) -> int:
     """How many neighbours each of `count` clients draws."""
     if count <= COMPLETE:
         return count - 1
-    return next(k for k in range(1, count) if failure_probability(count, k) <= 2.0**-SECURITY_BITS)
+    allowed, drawn = 2.0**-SECURITY_BITS, range(1, count - 1)
+    found = bisect_left(drawn, True, key=lambda k: failure_probability(count, k) <= allowed)
+    return 1 + found
 
 
 def failure_probability(count: int, neighbours: int) -> float:
     """An upper bound of the probability that one of the two things happens.
 
-    The first by the hypergeometric tail and a union bound. The second by one over all groups: each
-    member of a group of whom enough share holders answer has an honest neighbour in its own group,
-    so both have two members at least; members of both together are at least the honest part of a
-    quorum; and no member of one may have drawn any of the other.
+    The first by the hypergeometric tail and a union bound. The second by one over all pairs of
+    groups: together they are at least the honest part of a quorum, and no member of one has drawn
+    any of the other. What members of the opened group hold of a secret of it, with colluding ones,
+    must be enough to open it, since its holders in the other group are not there.
     """
     bad, needed = colluding(count), quorum(neighbours + 1)
-    opened = sum(
+    honest, least = count - bad, quorum(count) - bad
+    failure = honest * _colluding_drawn(count - 1, bad, neighbours, needed)
+    for opened in range(1, honest):
+        other = max(1, least - opened)
+        apart = [_log_undrawn(count, neighbours, each) for each in (other, opened)]
+        if -math.inf in apart:
+            continue
+        enough = _colluding_drawn(count - 1 - other, bad, neighbours, needed - opened)
+        if enough == 0:
+            continue
+        choices = _log_choices(honest, opened) + _log_choices(honest - opened, other)
+        exponent = choices + opened * (apart[0] + math.log(enough)) + other * apart[1]
+        failure += math.exp(min(exponent, 0))
+    return min(failure, 1.0)
+
+
+def _colluding_drawn(others: int, bad: int, drawn: int, least: int) -> float:
+    """The probability of drawing `least` of the colluding or more: a hypergeometric tail."""
+    if least <= 0:
+        return 1.0
+    return sum(
         math.exp(
             _log_choices(bad, found)
-            + _log_choices(count - 1 - bad, neighbours - found)
-            - _log_choices(count - 1, neighbours)
+            + _log_choices(others - bad, drawn - found)
+            - _log_choices(others, drawn)
         )
-        for found in range(needed, min(bad, neighbours) + 1)
+        for found in range(least, min(bad, drawn) + 1)
     )
-    if neighbours >= count - 1:
-        return count * opened
-    honest, apart = quorum(count) - bad, math.log1p(-neighbours / (count - 1))
-    divided = sum(
-        math.exp(
-            _log_choices(count, one)
-            + _log_choices(count - one, honest - one)
-            + 2 * one * (honest - one) * apart
-        )
-        for one in range(2, honest // 2 + 1)
-    )
-    return count * opened + divided
+
+
+def _log_undrawn(count: int, neighbours: int, group: int) -> float:
+    """The logarithm of the probability that a client draws nobody of a group."""
+    others = count - 1
+    return _log_choices(others - group, neighbours) - _log_choices(others, neighbours)
 
 
 def _log_choices(count: int, chosen: int) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache, reduce
+from operator import xor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +14,7 @@ from orchestra_flwr.privacy.key_stream import KeyStream
 from orchestra_flwr.privacy.secure_sums.transcript import Layout
 
 SEED_BYTES = 16  # of each shared secret: what pycryptodome's Shamir takes
+MODULUS = (1 << 128) + 0b10000111  # of GF(2^128), as in pycryptodome
 WORDS = 1 << 15  # 64-bit words of a mask that are made at a time: they stay in a core's cache
 
 if TYPE_CHECKING:  # a client of a run without sums needs no cryptography
@@ -84,12 +87,49 @@ def split(seed: bytes, needed: int, holders: Sequence[int]) -> dict[int, bytes]:
 def combined(shares: Sequence[tuple[int, bytes]]) -> bytes:
     """The 16 bytes of which these are shares, each with its place among the holders, from 1.
 
-    Raises:
-        ValueError: a share is none.
+    As pycryptodome's `Shamir.combine`, which takes thirty times as long, since it hides from an
+    observer of its duration what the server has anyway. What comes out is compared with what its
+    owner promised.
     """
-    from Crypto.Protocol.SecretSharing import Shamir
+    weights = _weights(tuple(place for place, _ in shares))
+    products = (_times(w, int.from_bytes(s)) for w, (_, s) in zip(weights, shares, strict=True))
+    return reduce(xor, products).to_bytes(SEED_BYTES)
 
-    return bytes(Shamir.combine(list(shares), ssss=False))
+
+@lru_cache(1024)
+def _weights(places: tuple[int, ...]) -> tuple[int, ...]:
+    """By which values at these places are multiplied to give that at 0 (Lagrange)."""
+    all_places = reduce(_times, places)
+    return tuple(
+        _times(all_places, _inverse(reduce(_times, (one ^ x for x in places if x != one), one)))
+        for one in places
+    )
+
+
+def _times(one: int, other: int) -> int:
+    """The product in GF(2^128), of polynomials whose coefficients are bits."""
+    product = 0
+    while other:
+        if other & 1:
+            product ^= one
+        one <<= 1
+        if one >> 128:
+            one ^= MODULUS
+        other >>= 1
+    return product
+
+
+def _inverse(value: int) -> int:
+    """By which a value but 0 gives 1: Euclid's algorithm."""
+    rest, other, factor, last = MODULUS, value, 0, 1
+    while other != 1:
+        shift = rest.bit_length() - other.bit_length()
+        if shift < 0:
+            rest, other, factor, last, shift = other, rest, last, factor, -shift
+        rest, factor = rest ^ other << shift, factor ^ last << shift
+        if rest == 1:
+            return factor
+    return last
 
 
 def add_mask(vector: Vector, seed: bytes, sign: int = 1) -> None:

@@ -14,13 +14,15 @@ from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.secure_sums.transcript import (
     Advertisement,
     Occasion,
+    graph_digest,
+    graph_of,
     names_digest,
     roster_digest,
 )
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[str, bytes, bytes], bool]  # whether the client of this name signed these bytes
-STAGES = ("keys", "shares", "input", "confirm", "unmask")
+STAGES = ("keys", "shares", "boxes", "input", "confirm", "unmask")
 OVER = "over"  # of a client that is through, or has refused something
 
 
@@ -110,7 +112,11 @@ class SumClient:
         self._stage = STAGES[0]
         self._secrets = _Secrets()
         self._roster: dict[str, Advertisement] = {}
+        self._roster_digest = ""
         self._drawn: list[str] = []  # neighbours of its own choice, who hold shares
+        self._drawn_by: list[str] = []  # neighbours that chose it
+        self._graph = ""  # a digest of who drew whom
+        self._basis = ""
         self._alive: list[str] = []
         self._survivors: list[str] = []
 
@@ -148,6 +154,7 @@ class SumClient:
         self._enter("shares")
         own = self._roster[self.name]
         self._roster = self._checked(roster, own)
+        self._roster_digest = roster_digest(self._roster.values())
         others = sorted(self._roster.keys() - {self.name})
         self._drawn = sorted(secrets.SystemRandom().sample(others, degree(self.count)))
         holders = [self.name, *self._drawn]
@@ -172,39 +179,77 @@ class SumClient:
             "commitment": primitives.commitment(self._secrets.own_seed, about),
         }
 
-    def mask(self, alive: Sequence[str], boxes: Mapping[str, str], vector: Vector) -> None:
+    def hold(self, boxes: Mapping[str, str], graph: Mapping[str, str]) -> list[str]:
+        """Opens the shares that others sealed for it, and compares who drew whom.
+
+        A share that does not open is one less; its sender stays a neighbour, with a mask. So a
+        server gains nothing by changing one.
+
+        Args:
+            boxes: the sealed shares, by their senders.
+            graph: as :func:`graph_of`, of all that gave out shares.
+
+        Returns:
+            Whose do not open.
+
+        Raises:
+            SumRefusedError: shares are withheld or nobody's, or a stage out of order.
+        """
+        self._enter("boxes")
+        own = graph_of({self.name: self._drawn}, self._roster)
+        place = 1 << sorted(self._roster).index(self.name)
+        if not graph.keys() <= self._roster.keys() or graph.get(self.name) != own[self.name]:
+            self._refuse("neighbours that are not those that it drew")
+        try:
+            self._drawn_by = [name for name, bits in graph.items() if int(bits, 16) & place]
+        except ValueError as error:
+            self._refuse(f"a list of neighbours that is none: {error}")
+        if boxes.keys() != {*self._drawn_by}:
+            self._refuse("shares of clients that did not draw it, or those of others withheld")
+        self._graph = graph_digest(graph)
+        unopened = []
+        for sender, box in boxes.items():
+            about = self._about(sender, self.name)
+            try:
+                key = self._agreed(sender, about)
+                pair = primitives.opened(key, bytes.fromhex(box), about)
+                if len(pair) != 2 * primitives.SEED_BYTES:
+                    raise ValueError("not two shares")
+            except ValueError:
+                unopened.append(sender)
+            else:
+                self._secrets.held[sender] = pair
+        return sorted(unopened)
+
+    def mask(self, alive: Sequence[str], vector: Vector, basis: str = "") -> None:
         """Masks its vector, in place.
 
         Args:
-            alive: clients that gave out shares, itself among them.
-            boxes: the shares that others sealed for it, by their names.
+            alive: clients that are left, itself among them.
             vector: of the layout that was agreed on.
+            basis: a digest of what the vector was made from, which must be the same for all: masks
+                cancel with those of clients alone that have the same.
 
         Raises:
-            SumRefusedError: too few clients or neighbours are left, a share that is none, another
-                length of vector, or a stage out of order.
+            SumRefusedError: too few clients or neighbours are left, another length of vector, or a
+                stage out of order.
         """
         self._enter("input")
         self._alive = self._members(alive, self._roster, "shares")
+        self._basis = basis
         holders = {self.name, *self._drawn}
         if len(holders & {*alive}) < quorum(len(holders)):
             self._refuse(f"only {len(holders & {*alive}) - 1} of its neighbours are left")
-        if not boxes.keys() <= {*alive} - {self.name}:
-            self._refuse("shares of clients that are not in the sum")
         if not primitives.fits(vector, self.occasion.layout):
             self._refuse("the server agreed with the others on a vector of another length")
+        neighbours = {*self._drawn, *self._drawn_by} & {*alive}
         try:
-            for sender, box in boxes.items():
-                about = self._about(sender, self.name)
-                key = self._agreed(sender, about)
-                self._secrets.held[sender] = primitives.opened(key, bytes.fromhex(box), about)
-            neighbours = ({*self._drawn} | boxes.keys()) & {*alive}
-            primitives.add_mask(vector, self._secrets.own_seed)
-            for name in sorted(neighbours):
-                key = self._mask_key(name)
-                primitives.add_mask(vector, key, 1 if self.name < name else -1)
+            keys = {name: self._mask_key(name) for name in sorted(neighbours)}
         except ValueError as error:
             self._refuse(str(error))
+        primitives.add_mask(vector, self._secrets.own_seed)
+        for name, key in keys.items():
+            primitives.add_mask(vector, key, 1 if self.name < name else -1)
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
         """Its signature, in hexadecimal, of whose vectors are in the sum.
@@ -252,7 +297,8 @@ class SumClient:
                 f"{quorum(self.count)} must"
             )
         shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
-        for name, pair in self._secrets.held.items():
+        for name in self._secrets.held.keys() & {*self._alive}:
+            pair = self._secrets.held[name]
             own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
             if name in self._survivors:
                 shares["own"][name] = own.hex()
@@ -266,6 +312,9 @@ class SumClient:
         kept = {
             "stage": self._stage,
             "drawn": self._drawn,
+            "drawn_by": self._drawn_by,
+            "graph": self._graph,
+            "basis": self._basis,
             "alive": self._alive,
             "survivors": self._survivors,
             "roster": [each.fields() for each in self._roster.values()],
@@ -283,9 +332,11 @@ class SumClient:
         layout = tuple((bits, size) for bits, size in about.pop("layout"))
         client = cls(kept["name"], Occasion(**about, layout=layout), **arguments)
         client._stage = kept["stage"]
-        client._drawn, client._alive = kept["drawn"], kept["alive"]
-        client._survivors = kept["survivors"]
+        client._drawn, client._drawn_by = kept["drawn"], kept["drawn_by"]
+        client._graph, client._basis = kept["graph"], kept["basis"]
+        client._alive, client._survivors = kept["alive"], kept["survivors"]
         client._roster = {fields[0]: Advertisement.of(fields) for fields in kept["roster"]}
+        client._roster_digest = roster_digest(client._roster.values())
         seeds, held = kept["secrets"], kept["secrets"].pop("held")
         client._secrets = _Secrets(
             **{name: bytes.fromhex(seed) for name, seed in seeds.items()},
@@ -335,8 +386,9 @@ class SumClient:
         return sorted(names)
 
     def _confirmed(self) -> bytes:
-        sets = map(names_digest, (self._alive, self._survivors))
-        return self.occasion.statement("confirm", roster_digest(self._roster.values()), *sets)
+        return self.occasion.confirmation(
+            self._roster_digest, self._graph, self._basis, self._alive, self._survivors
+        )
 
     def _is_signed(self, name: str, statement: bytes, signature: str) -> bool:
         if self._verify is None:
@@ -348,14 +400,13 @@ class SumClient:
 
     def _about(self, sender: str, receiver: str) -> bytes:
         """What a sealed share is bound to: this sum with all its keys, and the two clients."""
-        digest = roster_digest(self._roster.values())
-        return self.occasion.statement("shares", digest, sender, receiver)
+        return self.occasion.statement("shares", self._roster_digest, sender, receiver)
 
     def _agreed(self, name: str, purpose: bytes) -> bytes:
         return primitives.agreed(self._secrets.cipher_seed, self._roster[name].cipher_key, purpose)
 
     def _mask_key(self, name: str) -> bytes:
-        purpose = self.occasion.statement("input")
+        purpose = self.occasion.masking(self._roster_digest, self.name, name, self._basis)
         return primitives.agreed(self._secrets.mask_seed, self._roster[name].mask_key, purpose)
 
     def _refuse(self, why: str) -> Any:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,14 @@ from orchestra_flwr.privacy.secure_sums import primitives
 from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, quorum
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
-from orchestra_flwr.privacy.secure_sums.transcript import Advertisement, Layout, Occasion
+from orchestra_flwr.privacy.secure_sums.transcript import (
+    Advertisement,
+    Layout,
+    Occasion,
+    graph_digest,
+    graph_of,
+    roster_digest,
+)
 
 
 class SumFailedError(RuntimeError):
@@ -48,10 +56,13 @@ class SumServer:
         self._keys: set[bytes] = set()  # of all in the roster
         self._boxes: dict[str, dict[str, bytes]] = {}  # by sender: those that it drew
         self._commitments: dict[str, str] = {}
+        self._unopened: dict[str, set[str]] = {}  # by sender: for whom its box did not open
+        self._holding: set[str] = set()  # those that opened their boxes
         self._total: Vector = primitives.zeros(layout)
         self._survivors: list[str] = []
         self._signatures: dict[str, str] = {}
         self._shares: dict[str, dict[str, list[tuple[str, bytes]]]] = {"own": {}, "keys": {}}
+        self.basis = ""  # as for SumClient.mask
 
     def take_keys(self, name: str, fields: Sequence[str]) -> None:
         """Of the first stage: what :meth:`SumClient.advertise` returned.
@@ -82,7 +93,7 @@ class SumServer:
             raise SumFailedError(
                 f"{count} clients sent their keys, {LEAST_COHORT} to {MOST_CLIENTS} are allowed"
             )
-        return [each.fields() for _, each in sorted(self._roster.items())]
+        return [each.fields() for each in self._sorted_roster]
 
     def take_shares(self, name: str, reply: Mapping[str, Any]) -> None:
         """Of the second stage: what :meth:`SumClient.share` returned."""
@@ -92,21 +103,57 @@ class SumServer:
         self._boxes[name], self._commitments[name] = boxes, str(reply["commitment"])
 
     @property
-    def alive(self) -> list[str]:
-        """Those that gave out shares.
+    def sealing(self) -> list[str]:
+        """Those that gave out shares: they are asked in the third stage.
 
         Raises:
             SumFailedError: they are too few.
         """
         return self._enough(sorted(self._boxes), "gave out shares")
 
-    def boxes_for(self, name: str) -> dict[str, str]:
-        """The shares that others sealed for a client, for the third stage."""
-        return {sender: boxes[name].hex() for sender, boxes in self._boxes.items() if name in boxes}
+    def boxes_for(self, name: str) -> dict[str, Any]:
+        """What a client is sent in the third stage: shares that others sealed for it, and for whom
+        everybody did."""
+        boxes = {s: each[name].hex() for s, each in self._boxes.items() if name in each}
+        return {"boxes": boxes, "graph": self._graph}
+
+    def take_holding(self, name: str, unopened: Sequence[str]) -> None:
+        """Of the third stage: what :meth:`SumClient.hold` returned."""
+        if not all(name in self._boxes.get(sender, ()) for sender in unopened):
+            raise ValueError("a sealed share that it did not get")
+        self._holding.add(name)
+        for sender in unopened:
+            self._unopened.setdefault(sender, set()).add(name)
+
+    @property
+    def unopened(self) -> dict[str, list[str]]:
+        """For whom a client's shares did not open, by its name: it or they are lying."""
+        return {sender: sorted(names) for sender, names in sorted(self._unopened.items())}
+
+    @property
+    def left_out(self) -> list[str]:
+        """Clients of whom so many shares did not open that the others cannot be enough.
+
+        Fewer than a third that lie about an honest one's shares cannot bring that about.
+        """
+        return [
+            sender
+            for sender, names in sorted(self._unopened.items())
+            if 1 + len(self._boxes[sender]) - len(names) < quorum(1 + len(self._boxes[sender]))
+        ]
+
+    @cached_property
+    def alive(self) -> list[str]:
+        """Those that are left for the fourth stage, once the third is over.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
+        return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
     def take_vector(self, name: str, vector: Vector) -> None:
-        """Of the third stage: a masked vector, which is added up."""
-        if name not in self._boxes or name in self._survivors:
+        """Of the fourth stage: a masked vector, which is added up."""
+        if name not in self.alive or name in self._survivors:
             raise ValueError("a vector of a client that is not in the sum")
         if not primitives.fits(vector, self.occasion.layout):
             raise ValueError("a vector of another length or type")
@@ -116,7 +163,7 @@ class SumServer:
 
     @property
     def survivors(self) -> list[str]:
-        """Those whose vectors came: what the fourth stage sends.
+        """Those whose vectors came: what the fifth stage sends.
 
         Raises:
             SumFailedError: they are too few.
@@ -124,13 +171,18 @@ class SumServer:
         return self._enough(sorted(self._survivors), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
-        """Of the fourth stage: what :meth:`SumClient.confirm` returned."""
-        bytes.fromhex(signature)
+        """Of the fifth stage: what :meth:`SumClient.confirm` returned.
+
+        One for which all others would not count the client drops out here.
+        """
+        signed = bytes.fromhex(signature)
+        if self._verify and not self._verify(name, self._confirmation, signed):
+            raise ValueError("a list of clients that is not signed by its registered key")
         self._signatures[name] = signature
 
     @property
     def signatures(self) -> dict[str, str]:
-        """What the fifth stage sends.
+        """What the last stage sends.
 
         Raises:
             SumFailedError: they are too few.
@@ -161,13 +213,33 @@ class SumServer:
             SumFailedError: too few shares came, or some are wrong.
         """
         own = {name: self._own_seed(name) for name in sorted(self._survivors)}
-        gone = sorted(self._boxes.keys() - own.keys())
+        gone = sorted({*self.alive} - own.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]
         for seed in own.values():
             primitives.add_mask(self._total, seed, -1)
         for seed, sign in masks:
             primitives.add_mask(self._total, seed, sign)
         return self._total
+
+    # What follows no longer changes once the stages that it is made of are over.
+
+    @cached_property
+    def _sorted_roster(self) -> list[Advertisement]:
+        return [each for _, each in sorted(self._roster.items())]
+
+    @cached_property
+    def _roster_digest(self) -> str:
+        return roster_digest(self._sorted_roster)
+
+    @cached_property
+    def _graph(self) -> dict[str, str]:
+        return graph_of(self._boxes, self._roster)
+
+    @cached_property
+    def _confirmation(self) -> bytes:
+        return self.occasion.confirmation(
+            self._roster_digest, graph_digest(self._graph), self.basis, self.alive, self._survivors
+        )
 
     def _own_seed(self, name: str) -> bytes:
         about = self.occasion.statement("commitment", name)
@@ -185,8 +257,8 @@ class SumServer:
         seed = self._reconstructed(
             "keys", gone, lambda seed: primitives.public_key(seed) == promised
         )
-        purpose = self.occasion.statement("input")
         for name in neighbours:
+            purpose = self.occasion.masking(self._roster_digest, gone, name, self.basis)
             key = primitives.agreed(seed, self._roster[name].mask_key, purpose)
             yield key, -1 if name < gone else 1
 
@@ -203,12 +275,15 @@ class SumServer:
             raise SumFailedError(
                 f"{len(found)} clients gave out their share of {owner}, {needed} are needed"
             )
-        shares = [(places[name], share) for name, share in found]
+        shares = sorted((places[name], share) for name, share in found)
         for first in range(len(shares) if len(shares) > needed else 1):
             seed = primitives.combined([*shares[first:], *shares[:first]][:needed])
             if is_right(seed):
                 return seed
-        raise SumFailedError(f"a client gave out a wrong share of {owner}")
+        raise SumFailedError(
+            f"the shares of {owner} do not fit together: it sealed wrong ones, or a client gave "
+            "out a wrong share"
+        )
 
     def _enough(self, names: list[str], what: str) -> list[str]:
         if len(names) < (needed := max(LEAST_COHORT, quorum(len(self._roster)))):

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-LABEL = "orchestra_flwr secure sum 2"  # raised whenever the meaning of a stage changes
+LABEL = "orchestra_flwr secure sum 3"  # raised whenever the meaning of a stage changes
 MOST_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 
@@ -43,6 +43,35 @@ class Occasion:
         layout = list(map(list, self.layout))
         about = [self.run, self.round, self.attempt, layout, self.noise]
         return _canonical([LABEL, stage, *about, *parts])
+
+    def masking(self, roster: str, one: str, other: str, basis: str) -> bytes:
+        """What the mask of two clients is bound to: all keys, the two, and their vectors' basis.
+
+        Not to the secret of their keys alone: another client may advertise a key with which a third
+        one has the same secret (X25519 has eight for each), and its mask would cancel the other.
+
+        Args:
+            roster: as :func:`roster_digest`.
+            one: a client's name.
+            other: another's; their order makes no difference.
+            basis: as for `SumClient.mask`.
+        """
+        return self.statement("input", roster, *sorted((one, other)), basis)
+
+    def confirmation(
+        self, roster: str, graph: str, basis: str, alive: Iterable[str], survivors: Iterable[str]
+    ) -> bytes:
+        """What clients sign before they open a sum, all the same.
+
+        Args:
+            roster: as :func:`roster_digest`.
+            graph: as :func:`graph_digest`.
+            basis: as for `SumClient.mask`.
+            alive: clients that were left when vectors were asked for.
+            survivors: those whose vectors came.
+        """
+        sets = map(names_digest, (alive, survivors))
+        return self.statement("confirm", roster, graph, basis, *sets)
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,22 @@ def roster_digest(roster: Iterable[Advertisement]) -> str:
     """Of all public keys of a sum, in hexadecimal."""
     fields = [[each.name, each.cipher_key.hex(), each.mask_key.hex()] for each in roster]
     return hashlib.sha256(_canonical(fields)).hexdigest()
+
+
+def graph_digest(graph: Mapping[str, str]) -> str:
+    """Of who drew whom (:func:`graph_of`), in hexadecimal."""
+    return hashlib.sha256(_canonical(sorted(graph.items()))).hexdigest()
+
+
+def graph_of(drawn: Mapping[str, Iterable[str]], roster: Iterable[str]) -> dict[str, str]:
+    """Whom each client drew as its neighbours, by its name: a bit for each of the roster.
+
+    Args:
+        drawn: names of neighbours.
+        roster: names of all clients.
+    """
+    place = {name: 1 << i for i, name in enumerate(sorted(roster))}
+    return {name: f"{sum(place[each] for each in names):x}" for name, names in drawn.items()}
 
 
 def names_digest(names: Iterable[str]) -> str:

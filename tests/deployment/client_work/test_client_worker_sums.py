@@ -17,10 +17,12 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_STAGE,
     SECURE_TEXT,
 )
+from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon
 from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer, primitives
+from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from tests.deployment.client_work.conftest import model_of
 
 DEMAND = "privacy.secure_aggregation=true"
@@ -69,7 +71,9 @@ class Talk:
     def ask(self, stage, text, **entries):
         about = {SECURE_STAGE: stage, SECURE_TEXT: json.dumps(text), **entries}
         content = self.task(self.config, self.round, **about)
-        if stage != "input":
+        if stage == "input":
+            self.server.basis = basis_of(content)
+        else:
             content = RecordDict({CONFIG: content[CONFIG]})
         answer = self.ask_(self.worker, "train", content)
         if isinstance(answer, RecordDict):
@@ -91,14 +95,20 @@ class Talk:
         for name, client in self.others.items():
             self.server.take_shares(name, client.share(roster))
 
+    def boxes(self):
+        unopened = self.ask("boxes", self.server.boxes_for("kitchen"))
+        self.server.take_holding("kitchen", unopened)
+        for name, client in self.others.items():
+            self.server.take_holding(name, client.hold(**self.server.boxes_for(name)))
+
     def input(self):
         alive = self.server.alive
-        said = self.ask("input", {"alive": alive, "boxes": self.server.boxes_for("kitchen")})
+        said = self.ask("input", {"alive": alive})
         arrays = self.sent[-1][ARRAYS]
         self.server.take_vector("kitchen", [arrays[f"ring{b}"].numpy() for b, _ in self.layout])
         for name, client in self.others.items():
             vector = primitives.zeros(self.layout)
-            client.mask(alive, self.server.boxes_for(name), vector)
+            client.mask(alive, vector, self.server.basis)
             self.server.take_vector(name, vector)
         return said
 
@@ -117,7 +127,7 @@ class Talk:
             self.server.take_unmasking(name, client.unmask(signatures))
 
     def until(self, stage):
-        for each in ("keys", "shares", "input", "confirm", "unmask"):
+        for each in STAGES:
             if each == stage:
                 return self
             getattr(self, each)()
@@ -147,7 +157,7 @@ def test_its_update_is_in_the_sum_and_nowhere_else(talk, said):
     mean, sums = codec_of(one.config, schemas).decode(total, before, 4, 4, names)
     moved = np.abs(mean - before).max()
     assert 0 < moved < 10 and sums.images == 20 and sums.weight == 4  # all count alike
-    masked = one.sent[2][ARRAYS]["ring32"].numpy()
+    masked = one.sent[3][ARRAYS]["ring32"].numpy()
     assert abs(masked.astype(np.float64).mean() / 2**32 - 0.5) < 0.05
     for reply in one.sent:
         assert not reply.metric_records and dict(reply[CONFIG]).keys() == {"schema", SECURE_TEXT}
@@ -229,8 +239,7 @@ def test_its_secrets_do_not_outlive_its_process(talk, said):
     one = talk().until("input")
     again = talk()
     again.server = one.server
-    asked = {"alive": one.server.alive, "boxes": one.server.boxes_for("kitchen")}
-    assert again.ask("input", asked) == "privacy_refused"
+    assert again.ask("input", {"alive": one.server.alive}) == "privacy_refused"
     assert "of a sum that it is not in" in said[-1]
 
 
@@ -241,6 +250,7 @@ def test_what_it_confirmed_outlives_its_process(talk, said):
     gone = OTHERS[0]
     again.keys()
     again.shares()
+    again.boxes()
     again.input()
     survivors = [name for name in again.server.survivors if name != gone]
     assert again.ask("confirm", {"survivors": survivors}) == "privacy_refused"
@@ -251,7 +261,7 @@ def test_another_model_is_not_trained_for_a_sum(talk, said):
     """Its length is part of what all signed."""
     one = talk().until("input")
     one.worker._sums._answers.current.occasion = SimpleNamespace(layout=((32, 5),), round=1)
-    asked = {"alive": one.server.alive, "boxes": {}}
+    asked = {"alive": one.server.alive}
     assert one.ask("input", asked) == "privacy_refused"
     assert "a vector of another length" in said[-1]
 
@@ -259,7 +269,7 @@ def test_another_model_is_not_trained_for_a_sum(talk, said):
 def test_round_zero_or_another_round_is_not_trained_for_a_sum(talk, said):
     one = talk().until("input")
     one.round = 2
-    assert one.ask("input", {"alive": one.server.alive, "boxes": {}}) == "privacy_refused"
+    assert one.ask("input", {"alive": one.server.alive}) == "privacy_refused"
     assert "round 2 is not that of the sum" in said[-1]
 
 
@@ -328,7 +338,7 @@ def test_what_is_spent_ends_its_part_and_the_last_sum_is_opened(
             talk.until("unmask").unmask()
             assert said[-1] == "round 1: the sum was opened"
         else:
-            asked = {"alive": talk.until("input").server.alive, "boxes": {}}
+            asked = {"alive": talk.until("input").server.alive}
             assert talk.ask("input", asked) == "privacy_budget_spent"
 
 
@@ -339,6 +349,6 @@ def test_another_noise_than_that_of_the_others_is_refused(
     one = Talk(worker(DEMAND), configured(*NOISE), ask, task, signed)
     one.server = SumServer("run", 1, one.layout, noise=0.01)
     one.others = {n: SumClient(n, one.server.occasion, sign=signed(n).sign) for n in OTHERS}
-    asked = {"alive": one.until("input").server.alive, "boxes": {}}
+    asked = {"alive": one.until("input").server.alive}
     assert one.ask("input", asked) == "privacy_refused"
     assert said[-1].endswith("with the others on privacy.noise_multiplier=0.01, and says 4 here")

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestra_flwr.federation.messages.fields import ARRAYS
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner
 from tests.federation.secure_aggregation.test_secure_runs import SECURE, SIMCLR, Dropping
@@ -99,3 +100,25 @@ def test_two_cohorts_that_differ_by_a_client_give_it_away_but_for_noise(
         assert found["1"] < 0.1
     else:
         assert found["1"] > 0.99 > max(value for c, value in found.items() if c != "1") + 0.1
+
+
+class ZeroToOthers(Recorder):
+    """A server that sends all clients but one weights from which no update comes."""
+
+    def __call__(self, message, context):
+        arrays = message.content.array_records.get(ARRAYS, {})
+        if "shared" in arrays and message.content[CONFIG]["client"] == "1":
+            self.sent_to_one = flat(arrays["shared"], np.float32)
+        elif "shared" in arrays:
+            zeros = np.zeros_like(arrays["shared"].numpy())
+            message.content[ARRAYS] = to_record({"shared": zeros})
+        return super().__call__(message, context)
+
+
+def test_a_server_that_sends_one_client_another_model_gets_noise(tiny, federate, updates):
+    """Otherwise what is left in the sum would be that client's update (arXiv 2111.07380)."""
+    config, app = tiny(*SECURE, *MORE, "federation.max_update=null"), ZeroToOthers()
+    state = federate(config, app=app, evaluate=False).state
+    opened = Schemas.of(build_learner(config, 1), config).shared.pack(state) - app.sent_to_one
+    assert np.abs(opened).max() > 50 * np.abs(updates["1"]).max()  # masks are left in it
+    assert abs(likeness(opened, updates["1"])) < 5 / np.sqrt(len(opened))

@@ -85,7 +85,7 @@ def test_weights_are_in_the_sum(tiny, federate):
 def test_two_of_six_drop_out_between_any_two_stages(tiny, federate, plain, stage):
     gone = ["1", "4"]
     one = federate(tiny(*SECURE), app=Dropping({stage: gone}))
-    trained_without = stage in ("keys", "shares", "input")
+    trained_without = stage in ("keys", "shares", "boxes", "input")
     other = plain(Dropping({"train": gone}) if trained_without else client_app)
     assert far(one, other) < 2e-5
     (record,) = [r for r in one.records if r["round"] == 1]
@@ -95,6 +95,7 @@ def test_two_of_six_drop_out_between_any_two_stages(tiny, federate, plain, stage
 
 @pytest.mark.parametrize(("stage", "what"), [
     ("keys", "round 1: 3 of 6 clients answered well"), ("shares", "3 of 6 clients gave out shares"),
+    ("boxes", "3 of 6 clients hold and gave out shares"),
     ("input", "3 of 6 clients sent their vectors, 4 are needed"),
     ("confirm", "3 of 6 clients confirmed"), ("unmask", "clients gave out their share"),
 ])  # fmt: skip
@@ -145,11 +146,11 @@ def test_the_server_is_sent_nothing_that_tells_clients_apart(tiny, federate):
         about = dict(content.config_records[CONFIG])
         assert about.keys() <= {"schema", SECURE_TEXT, "secure_state"}  # simulated clients' memory
         assert bool(content.array_records) == (stage == "input")
-    for _, content in replies[12:18]:
+    for _, content in replies[18:24]:
         for array in content[ARRAYS].values():
             raw = np.frombuffer(array.numpy().tobytes(), np.uint8)
             assert abs(raw.mean() - 127.5) < 6 * 73.9 / len(raw) ** 0.5
-    names = {content.config_records[CONFIG][SECURE_TEXT] for _, content in replies[12:18]}
+    names = {content.config_records[CONFIG][SECURE_TEXT] for _, content in replies[18:24]}
     assert len(names) == 1 and "loss/contrastive" in json.loads(names.pop())
 
 

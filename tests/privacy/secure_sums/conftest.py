@@ -8,7 +8,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer
+from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer, primitives
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 
 LAYOUT = ((16, 37), (32, 5), (64, 3))
@@ -34,6 +34,7 @@ class Sum:
         self.confirmations = {name: Confirmations() for name in self.names}
         self.clients = {name: self.client(name, registered) for name in self.names}
         self.seen = []  # all that the server gets
+        self.basis = self.server.basis = "of all"
 
     def client(self, name, registered=True, **arguments):
         both = {"sign": self.keys[name].sign, "verify": self.verify} if registered else {}
@@ -61,11 +62,16 @@ class Sum:
         for name in self.there("shares"):
             self.server.take_shares(name, self.noted(name, self.clients[name].share(roster)))
 
+    def boxes_stage(self):
+        for name in sorted({*self.there("boxes")} & {*self.server.sealing}):
+            unopened = self.clients[name].hold(**self.server.boxes_for(name))
+            self.server.take_holding(name, self.noted(name, unopened))
+
     def input_stage(self):
         alive = self.server.alive
         for name in sorted({*self.there("input")} & {*alive}):
             masked = [part.copy() for part in self.vectors[name]]
-            self.clients[name].mask(alive, self.server.boxes_for(name), masked)
+            self.clients[name].mask(alive, masked, self.basis)
             self.noted(name, [part.tolist() for part in masked])
             self.server.take_vector(name, masked)
 
@@ -82,6 +88,12 @@ class Sum:
             if name in self.server.survivors:
                 shares = self.noted(name, self.clients[name].unmask(signatures))
                 self.server.take_unmasking(name, shares)
+
+    def sealed_by(self, sender, text):
+        """A box for the first client, of a sender that breaks the protocol."""
+        client, holder = self.clients[sender], self.names[0]
+        about = client._about(sender, holder)
+        return primitives.sealed(client._agreed(holder, about), text, about).hex()
 
     def noted(self, name, reply):
         self.seen.append((name, reply))

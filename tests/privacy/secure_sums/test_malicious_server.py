@@ -1,6 +1,7 @@
 """What a server that breaks the protocol gets of a client: nothing more."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from orchestra_flwr.privacy.secure_sums import (
     Occasion,
     SumRefusedError,
     SumServer,
+    primitives,
 )
+from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from orchestra_flwr.privacy.secure_sums.transcript import Advertisement
 
 NAMES = [f"c{i:03}" for i in range(6)]
@@ -147,11 +150,12 @@ def test_stages_come_in_their_order_and_once(tools):
     calls = {
         "advertise": lambda client, one: client.advertise(),
         "share": lambda client, one: client.share([]),
-        "mask": lambda client, one: client.mask(NAMES, {}, tools.vector(0)),
+        "hold": lambda client, one: client.hold({}, {}),
+        "mask": lambda client, one: client.mask(NAMES, tools.vector(0)),
         "confirm": lambda client, one: client.confirm(NAMES, Confirmations()),
         "unmask": lambda client, one: client.unmask({}),
     }
-    for number, stage in enumerate(("keys", "shares", "input", "confirm", "unmask")):
+    for number, stage in enumerate(STAGES):
         for called, call in enumerate(calls.values()):
             if called == number:
                 continue
@@ -168,22 +172,129 @@ def test_a_graph_that_isolates_it_is_refused(tools, monkeypatch):
     one = tools.Sum(12).until("input")
     client = one.clients["c000"]
     others = [name for name in one.names if name not in client._drawn[1:]]
-    refused(client.mask, others, {}, tools.vector(0), match="only 1 of its neighbours are left")
+    refused(client.mask, others, tools.vector(0), match="only 1 of its neighbours are left")
 
 
-def test_boxes_are_for_one_client_of_one_sum(one):
-    """Moved to another, changed, or of somebody who is not there."""
-    one.until("input")
-    boxes = [one.server.boxes_for(name) for name in NAMES]
-    for number, (wrong, match) in enumerate([
-        ({"c005": boxes[1]["c005"]}, "a sealed share was changed"),
-        ({"c005": boxes[1]["c005"][:-2] + "00"}, "a sealed share was changed"),
-        ({"c009": boxes[2]["c005"]}, "shares of clients that are not in the sum"),
-        ({"c005": "zz"}, "non-hexadecimal"),
+@pytest.mark.parametrize("damage", [
+    lambda one, box: one.server.boxes_for("c001")["boxes"]["c005"],  # another's
+    lambda one, box: box[:-2] + f"{int(box[-2:], 16) ^ 1:02x}",
+    lambda one, box: "zz",
+    lambda one, box: one.sealed_by("c005", bytes(7)),  # the sender itself lies
+])  # fmt: skip
+def test_a_box_that_does_not_open_is_one_share_less(one, damage):
+    """Whoever changed it: sender and receiver are named, and the mask between them stays."""
+    one.until("boxes")
+    asked = one.server.boxes_for("c000")
+    asked["boxes"]["c005"] = damage(one, asked["boxes"]["c005"])
+    assert one.clients["c000"].hold(**asked) == ["c005"]
+    one.server.take_holding("c000", ["c005"])
+    for name in NAMES[1:]:
+        one.server.take_holding(name, one.clients[name].hold(**one.server.boxes_for(name)))
+    assert one.server.unopened == {"c005": ["c000"]} and one.server.left_out == []
+    for stage in STAGES[3:]:
+        getattr(one, f"{stage}_stage")()
+    assert all(map(np.array_equal, one.server.total(), one.expected(NAMES)))
+
+
+def test_who_seals_shares_that_nobody_can_open_is_left_out(one):
+    one.until("boxes")
+    boxes = one.server._boxes["c002"]
+    boxes |= {name: bytes(len(box)) for name, box in boxes.items()}
+    one.boxes_stage()
+    others = [name for name in NAMES if name != "c002"]
+    assert one.server.unopened == {"c002": others}
+    assert one.server.left_out == ["c002"] and one.server.alive == others
+    for stage in STAGES[3:]:
+        getattr(one, f"{stage}_stage")()
+    assert all(map(np.array_equal, one.server.total(), one.expected(others)))
+
+
+def test_liars_below_a_third_leave_nobody_out(tools):
+    """They say that no share opens; whoever is honest is still in the sum."""
+    one = tools.Sum(7).until("boxes")
+    one.boxes_stage()
+    for liar in ("c000", "c001"):
+        one.server.take_holding(liar, [name for name in one.names if name != liar])
+    assert one.server.left_out == []
+    with pytest.raises(ValueError, match="a sealed share that it did not get"):
+        one.server.take_holding("c000", ["c000"])
+
+
+def test_shares_that_are_withheld_or_nobodys_are_refused(tools, monkeypatch):
+    """Without them it would leave out masks, and a group could be told apart."""
+    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    one = tools.Sum(9).until("boxes")
+    for number, (change, match) in enumerate([
+        (lambda asked: asked["boxes"].popitem(), "those of others withheld"),
+        (lambda asked: asked["boxes"].update(x="00"), "clients that did not draw it"),
+        (lambda asked: asked["boxes"].update(graph="00"), "clients that did not draw it"),
+        (lambda asked: asked["graph"].update(c008="no"), "a list of neighbours that is none"),
+        (lambda asked: asked["graph"].update(x="0"), "not those that it drew"),
+        (lambda asked: asked["graph"].update(c005="1"), "not those that it drew"),
     ]):  # fmt: skip
-        client = one.clients[NAMES[number]]
-        refused(client.mask, NAMES, wrong, one.vectors[NAMES[number]], match=match)
-        assert is_over(client)
+        name = one.names[number]
+        asked = json.loads(json.dumps(one.server.boxes_for(name)))
+        change(asked)
+        refused(one.clients[name].hold, *asked.values(), match=match)
+        assert is_over(one.clients[name])
+
+
+def test_two_graphs_are_never_both_confirmed(tools, monkeypatch):
+    """Both the share and that somebody drew it are kept from a client: it cannot know."""
+    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    one = tools.Sum(6).until("boxes")
+    asked = {name: json.loads(json.dumps(one.server.boxes_for(name))) for name in NAMES}
+    sender = next(iter(asked["c000"]["boxes"]))
+    del asked["c000"]["boxes"][sender]
+    asked["c000"]["graph"][sender] = "0"
+    for name in NAMES:
+        one.server.take_holding(name, one.clients[name].hold(**asked[name]))
+    one.input_stage()
+    one.confirm_stage()
+    refused(one.clients["c000"].unmask, one.server.signatures, match="1 of 6 clients signed the s")
+
+
+def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
+    """A client that copies another's key, but for a bit that X25519 does not read.
+
+    Its mask with a third client would be the other's with the opposite sign, and the two would
+    cancel: the third one's vector would be left without a mask.
+    """
+    one = tools.Sum(3)
+    middle, last = (one.clients[name] for name in ("c001", "c002"))
+    keys = {name: Advertisement.of(one.clients[name].advertise()) for name in one.names}
+    copy = keys["c002"].mask_key[:-1] + bytes([keys["c002"].mask_key[-1] ^ 0x80])
+    roster = [dataclasses.replace(keys["c000"], mask_key=copy), keys["c001"], keys["c002"]]
+    shared = {
+        primitives.agreed(middle._secrets.mask_seed, each.mask_key, b"") for each in roster[::2]
+    }
+    assert len(shared) == 1  # one secret with both
+    middle._roster = last._roster = {each.name: each for each in roster}
+    assert len({middle._mask_key("c000"), middle._mask_key("c002")}) == 2
+    assert middle._mask_key("c002") == last._mask_key("c001")
+
+
+def test_who_is_sent_another_model_is_in_no_sum(tools):
+    """All others may be sent one from which no update comes: what is left would be its own."""
+    one = tools.Sum(6).until("input")
+    zeros = {name: primitives.zeros(tools.LAYOUT) for name in NAMES}
+    zeros["c003"] = one.vectors["c003"]
+    for name in NAMES:
+        masked = [part.copy() for part in zeros[name]]
+        one.clients[name].mask(NAMES, masked, "model" if name == "c003" else "another")
+        one.server.take_vector(name, masked)
+    one.server._verify, one.server.basis = one.verify, "another"
+    signed = {name: one.clients[name].confirm(NAMES, Confirmations()) for name in NAMES}
+    for name in NAMES:
+        if name != "c003":
+            one.server.take_signature(name, signed[name])
+    with pytest.raises(ValueError, match="a list of clients that is not signed"):
+        one.server.take_signature("c003", signed["c003"])
+    refused(one.clients["c003"].unmask, signed, match="1 of 6 clients signed the same")
+    for name in NAMES:
+        if name != "c003":
+            one.server.take_unmasking(name, one.clients[name].unmask(signed))
+    assert not np.array_equal(one.server.total()[0], one.vectors["c003"][0])
 
 
 def test_another_length_of_vector_is_refused(one, tools):
@@ -194,7 +305,7 @@ def test_another_length_of_vector_is_refused(one, tools):
         [part.astype(np.int64) for part in tools.vector(0)],
         [*tools.vector(0), np.zeros(1, np.uint16)],
     ], strict=False):  # fmt: skip
-        refused(one.clients[name].mask, NAMES, {}, wrong, match="a vector of another length")
+        refused(one.clients[name].mask, NAMES, wrong, match="a vector of another length")
 
 
 def test_layouts_that_differ_give_keys_that_nobody_accepts(tools):

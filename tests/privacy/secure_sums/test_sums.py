@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from Crypto.Protocol.SecretSharing import Shamir
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -47,7 +48,9 @@ def test_the_sum_is_that_of_the_integers_whoever_drops_out(tools, data, count):
         return
     total = one.total()
     summed = [
-        name for name in one.names if name not in gone["keys"] + gone["shares"] + gone["input"]
+        name
+        for name in one.names
+        if not any(name in gone[stage] for stage in ("keys", "shares", "boxes", "input"))
     ]
     assert all(map(np.array_equal, total, one.expected(summed)))
 
@@ -57,7 +60,7 @@ def test_the_sum_is_that_of_the_integers_whoever_drops_out(tools, data, count):
 def test_a_few_of_many_drop_out(tools, stage):
     one = tools.Sum(24, {stage: ["c003", "c017"]})
     total = one.total()
-    before = stage in ("keys", "shares", "input")
+    before = stage in ("keys", "shares", "boxes", "input")
     left = [name for name in one.names if not (before and name in ("c003", "c017"))]
     assert all(map(np.array_equal, total, one.expected(left)))
 
@@ -65,6 +68,7 @@ def test_a_few_of_many_drop_out(tools, stage):
 @pytest.mark.parametrize(("stage", "what"), [
     ("keys", "2 clients sent their keys, 3 to 1000 are allowed"),
     ("shares", "3 of 6 clients gave out shares, 4 are needed"),
+    ("boxes", "3 of 6 clients hold and gave out shares, 4 are needed"),
     ("input", "3 of 6 clients sent their vectors, 4 are needed"),
     ("confirm", "3 of 6 clients confirmed the list of clients, 4 are needed"),
     ("unmask", "3 clients gave out their share of c000, 4 are needed"),
@@ -87,7 +91,7 @@ def test_a_masked_vector_looks_like_any(tools):
     layout = ((16, 100_000), (32, 20_000))
     vectors = {f"c{i:03}": primitives.zeros(layout) for i in range(3)}
     one = tools.Sum(3, layout=layout, vectors=vectors).until("confirm")
-    (first, *_) = [each for _, each in one.seen if isinstance(each, list) and len(each) == 2]
+    (first, *_) = [e for _, e in one.seen if isinstance(e, list) and len(e) == 2]
     for part, dtype in zip(first, ("<u2", "<u4"), strict=True):
         raw = np.array(part, dtype).tobytes()
         counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
@@ -161,8 +165,19 @@ def test_wrong_shares_are_noticed(tools):
         if name != "c001":
             shares["own"]["c001"] = "00" * 16
         one.server.take_unmasking(name, shares)
-    with pytest.raises(SumFailedError, match="a client gave out a wrong share of c001"):
+    with pytest.raises(SumFailedError, match="the shares of c001 do not fit together"):
         one.server.total()
+
+
+@QUICK
+@given(st.binary(min_size=16, max_size=16), st.integers(2, 40), st.randoms())
+def test_shares_give_what_the_library_makes_of_them(seed, needed, random):
+    """Of any so many holders, in any order."""
+    shares = primitives.split(seed, needed, range(1, needed + 8))
+    some = random.sample(sorted(shares.items()), needed)
+    assert primitives.combined(some) == seed == Shamir.combine(some)
+    changed = [*some[1:], (some[0][0], bytes(16))]
+    assert primitives.combined(changed) == Shamir.combine(changed)
 
 
 @pytest.mark.parametrize("liar", ["c000", "c002", "c005"])
@@ -192,7 +207,7 @@ def test_who_signs_wrongly_drops_out_and_the_others_go_on(tools):
         else:
             one.server.take_keys(name, fields)
     one.names.remove("c002")
-    for stage in ("shares", "input", "confirm", "unmask"):
+    for stage in STAGES[1:]:
         getattr(one, f"{stage}_stage")()
     assert all(map(np.array_equal, one.server.total(), one.expected(one.names)))
 
@@ -237,7 +252,7 @@ def test_a_client_goes_on_from_its_state(tools):
 
 def test_neighbours_are_as_many_as_the_bound_asks_for():
     assert [degree(n) for n in (3, 6, 32)] == [2, 5, 31]
-    for count in (50, 100, 400):
+    for count in (33, 50, 100, 400, 1000):
         drawn = degree(count)
         assert drawn < count - 1
         assert failure_probability(count, drawn) <= 2**-cohort.SECURITY_BITS
