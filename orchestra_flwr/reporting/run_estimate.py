@@ -8,12 +8,13 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.reporting.text import counted, duration, size
 
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
+TRIED = 300  # seconds below which the first round soon tells more than steps that are tried
 SOON = 30  # seconds of a round from which its first clients tell how long it takes
 LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
 
 
 def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
-    """How long training takes by a step that was tried before it; None of a run that is short.
+    """How long training takes by steps that were tried before it; None of a run that is short.
 
     Args:
         config: of the run.
@@ -22,12 +23,12 @@ def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
     """
     federation = config.federation
     total = seconds / min(workers, max(1, round(federation.clients * federation.participation)))
-    if total < SHORTEST:
+    if total < TRIED:
         return None
     advice = f"; {_fewer_pixels(config)}" if total >= LONG and _has_large_images(config) else ""
     return (
-        f"training takes about {duration(total)} by a first step that was tried, evaluation not "
-        f"counted{advice}"
+        f"training takes about {duration(total)}, as a few steps that were tried take; evaluation "
+        f"is not counted{advice}"
     )
 
 
