@@ -10,6 +10,7 @@ from orchestra_flwr.reporting.text import counted, duration, size
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
 TRIED = 300  # seconds below which the first round soon tells more than steps that are tried
 SOON = 30  # seconds of a round from which its first clients tell how long it takes
+SLOW = 300  # seconds of a worker's first client, of which its start is no large part
 LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
 
 
@@ -66,7 +67,7 @@ class RunEstimate:
         self._said = False
         self._clients: int | None = None
         self._done = 0
-        self._began = 0.0
+        self._began = self._started = 0.0
         self._rounds = self._evaluations = 0
         self.evaluation = 0.0  # seconds of one evaluation, as far as there was one
 
@@ -82,12 +83,20 @@ class RunEstimate:
         self._began, self._done = time.monotonic(), 0
 
     def client_done(self) -> None:
-        """A client has answered: the first ones, at least one for each worker, tell the pace."""
+        """A client has answered: the second ones of the workers tell the pace, not the first.
+
+        These start the worker as well.
+        """
         self._done += 1
         spent = time.monotonic() - self._began
-        if self._clients is None or self._workers is None or spent < SOON:
+        if self._clients is None or self._workers is None or self._done >= self._clients:
             return
-        if self._workers <= self._done < self._clients:
+        if self._done == self._workers:
+            self._started = spent
+        later = self._done - self._workers
+        if later >= self._workers and spent >= SOON:
+            self._say((spent - self._started) / later * self._clients)
+        elif later >= 0 and spent >= SLOW:
             self._say(spent / self._done * self._clients)
 
     def round_ended(self, seconds: float) -> None:
