@@ -135,6 +135,25 @@ class TestVersion:
         assert re.search(rf"(?m)^version: {re.escape(version)}$", citation)
         assert re.search(rf'(?m)^date-released: "{day}"$', citation)
 
+    def test_is_that_of_the_images_in_deploy(self):
+        files = (
+            "compose.yaml",
+            "helm/orchestra-flwr/Chart.yaml",
+            "helm/orchestra-flwr/values.yaml",
+        )
+        for file in files:
+            text = (ROOT / "deploy" / file).read_text()
+            found = re.findall(
+                r"(?:orchestra-(?:server|client):|[vV]ersion: \"?)(\d+\.\d+\.\d+)", text
+            )
+            assert {*found} == {orchestra_flwr.__version__}, file
+
+    def test_is_where_a_tag_is_named(self):
+        """`make release` says which tags of CHANGELOG git does not have."""
+        text = (ROOT / "CHANGELOG.md").read_text()
+        released = re.findall(r"(?m)^## (\d\S+) \(20.*\)\n\nTag `v(\S+)`", text)
+        assert released == [("0.3.0", "0.3.0"), ("0.2.0", "0.2.0")]
+
     def test_of_an_installed_package_is_that_of_its_metadata(self, tmp_path):
         """Also where another project's pyproject.toml lies in the folder of packages."""
         (tmp_path / "orchestra_flwr").mkdir()
