@@ -101,7 +101,7 @@ audit: setup
 	$(BIN)/python deploy/audit.py
 
 # Into dist/: wheel and source, checked and tried in a new environment of each Python that is here; the
-# app for Flower's hub. Nothing is uploaded: docs/contributing.md says what is left to do.
+# app for Flower's hub. Nothing is uploaded: the last lines, and docs/contributing.md, say what is left.
 PYTHONS ?= 3.11 3.12 3.13
 release: setup
 	rm -rf dist
@@ -113,11 +113,19 @@ release: setup
 		$(BIN)/uv venv --quiet --python $$python dist/env-$$python; \
 		VIRTUAL_ENV=dist/env-$$python $(BIN)/uv pip install --quiet "$$(echo dist/*.whl)[simulation]"; \
 		(cd dist && env-$$python/bin/orchestra-sim engine=inline device=cpu federation.clients=2 \
-			federation.rounds=1 data.train_limit=200 data.test_limit=100 run_dir=run-$$python) || exit 1; \
+			federation.rounds=1 data.train_limit=200 data.test_limit=100 run_dir=run-$$python && \
+			env-$$python/bin/python -m orchestra_flwr.deployment folder=deploy-$$python) || exit 1; \
 	done
 	mkdir dist/orchestra-flwr
 	git archive HEAD orchestra_flwr conf README.md LICENSE pyproject.toml | tar -x -C dist/orchestra-flwr
 	cd dist && ../$(BIN)/flwr build --app orchestra-flwr
+	@echo "Left to a maintainer:"
+	@sed -n 's/^## \([0-9.]*\) (20.*/\1/p' CHANGELOG.md | while read version; do \
+		git rev-parse --quiet --verify "refs/tags/v$$version" > /dev/null || echo "  git tag v$$version <commit>"; \
+	done
+	@echo "  git push --tags"
+	@echo "  $(BIN)/uv tool run twine upload dist/*.whl dist/*.tar.gz"
+	@echo "  flwr login && flwr app publish dist/orchestra-flwr"
 
 clean:
 	rm -rf .venv dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ with `plugins=[my_package]` the class in `my_package/methods/mine.py` is `method
 registry; a module is imported when its name is chosen.
 """
 
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -27,6 +28,13 @@ _imported_codes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()  # of 
 
 class PluginError(ValueError):
     """A plug-in that does not exist or cannot be imported; its message is one line."""
+
+
+def must_be_one_of(name: str, names: Sequence[str]) -> str:
+    """What an error says after an unknown name: those that exist, and the one that is alike."""
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"must be one of {', '.join(names)}{hint}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Room:
         """
         plugin = self.get(name, packages)
         if plugin is None:
-            raise PluginError(f"must be one of {', '.join(self.found(packages))}")
+            raise PluginError(must_be_one_of(name, [*self.found(packages)]))
         return plugin
 
     def get(self, name: str, packages: Sequence[str] = ()) -> type[Any] | None:
@@ -74,6 +82,12 @@ class Room:
         plugin = self._class_in(module)
         if plugin is None and homes[0].__name__ != self.package:
             raise PluginError(f"{module} holds no public class derived from {self.base}")
+        if plugin is not None and inspect.isabstract(plugin):
+            missing = ", ".join(sorted(plugin.__abstractmethods__))
+            raise PluginError(
+                f"class {plugin.__name__} in {inspect.getfile(plugin)} lacks what {self.base} asks "
+                f"for: {missing}"
+            )
         return plugin
 
     def found(self, packages: Sequence[str] = ()) -> dict[str, type[Any]]:
@@ -215,6 +229,8 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except Exception as error:  # a user's module may raise anything
         reason = " ".join(str(error).split())
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            reason += " (neither installed nor in a folder of PYTHONPATH)"
         raise PluginError(f"{name} cannot be imported: {type(error).__name__}: {reason}") from error
 
 

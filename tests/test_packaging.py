@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import orchestra_flwr
+from orchestra_flwr.deployment import __main__ as deployment
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -60,11 +61,58 @@ def test_the_archive_that_flwr_run_sends_holds_the_package_and_conf_alone(tmp_pa
     }  # fmt: skip
 
 
-def test_the_wheel_holds_conf():
-    """`conf_dir` looks for it inside an installed package."""
-    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {"conf": "orchestra_flwr/conf"}
-    assert wheel["packages"] == ["orchestra_flwr"]
+FORCED = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+# What needs a checkout: Docker's context, checks of these files.
+NOT_IN_THE_WHEEL = {"arm64.sh", "audit.py", "health.py", "requirements.py", "run_dockerfile.py"}
+
+
+def test_the_wheel_holds_conf_and_what_an_installed_user_deploys():
+    """`conf_dir` and `deployment` look for them inside an installed package."""
+    there = {path.name for path in (ROOT / "deploy").iterdir()} - {"__pycache__"}
+    names = there - NOT_IN_THE_WHEEL
+    deployed = {f"deploy/{name}": f"orchestra_flwr/deploy/{name}" for name in names}
+    assert {"conf": "orchestra_flwr/conf", **deployed} == FORCED
+    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["orchestra_flwr"]
+
+
+class TestDeployFiles:
+    """``python -m orchestra_flwr.deployment``."""
+
+    def test_are_copied_out(self, tmp_path, capsys):
+        assert deployment.main([f"folder={tmp_path}/new"]) == 0
+        chart = "helm/orchestra-flwr/Chart.yaml"
+        assert (tmp_path / "new" / chart).read_bytes() == (ROOT / "deploy" / chart).read_bytes()
+        assert f"{tmp_path}/new/compose.yaml" in capsys.readouterr().out.splitlines()
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([], "folder= must name the folder to be made"),
+            (["fodler=x"], "folder= must name the folder to be made"),
+            (["folder=."], "folder=.: cannot be made: File exists"),
+        ],
+    )
+    def test_a_wrong_command_is_one_line(self, words, says, capsys):
+        assert deployment.main(words) == 2
+        assert capsys.readouterr().err.startswith(f"error: {says}")
+
+    @pytest.mark.slow
+    def test_of_a_wheel_are_copied_out(self, tmp_path):
+        """Builds it, with what that needs from the package index, and installs it elsewhere."""
+        uv, python = [sys.executable, "-m", "uv"], tmp_path / "env/bin/python"
+        subprocess.run(
+            [*uv, "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT], check=True
+        )
+        subprocess.run([*uv, "venv", "--quiet", tmp_path / "env"], check=True)
+        (wheel,) = tmp_path.glob("*.whl")
+        install = [*uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel]
+        subprocess.run(install, check=True)
+        libraries = Path(yaml.__file__).parents[1]  # the dependencies: minutes to download
+        command = [python, "-m", "orchestra_flwr.deployment", "folder=made"]
+        env = {"PYTHONPATH": str(libraries), "PATH": os.environ["PATH"]}
+        subprocess.run(command, cwd=tmp_path, env=env, check=True)
+        made = {path.name for path in (tmp_path / "made").iterdir()}
+        assert made == {path.partition("/")[2] for path in FORCED if "/" in path}
 
 
 class TestVersion:
@@ -86,6 +134,25 @@ class TestVersion:
         citation = (ROOT / "CITATION.cff").read_text()
         assert re.search(rf"(?m)^version: {re.escape(version)}$", citation)
         assert re.search(rf'(?m)^date-released: "{day}"$', citation)
+
+    def test_is_that_of_the_images_in_deploy(self):
+        files = (
+            "compose.yaml",
+            "helm/orchestra-flwr/Chart.yaml",
+            "helm/orchestra-flwr/values.yaml",
+        )
+        for file in files:
+            text = (ROOT / "deploy" / file).read_text()
+            found = re.findall(
+                r"(?:orchestra-(?:server|client):|[vV]ersion: \"?)(\d+\.\d+\.\d+)", text
+            )
+            assert {*found} == {orchestra_flwr.__version__}, file
+
+    def test_is_where_a_tag_is_named(self):
+        """`make release` says which tags of CHANGELOG git does not have."""
+        text = (ROOT / "CHANGELOG.md").read_text()
+        released = re.findall(r"(?m)^## (\d\S+) \(20.*\)\n\nTag `v(\S+)`", text)
+        assert released == [("0.3.0", "0.3.0"), ("0.2.0", "0.2.0")]
 
     def test_of_an_installed_package_is_that_of_its_metadata(self, tmp_path):
         """Also where another project's pyproject.toml lies in the folder of packages."""

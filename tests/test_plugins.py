@@ -57,7 +57,7 @@ def test_plugins_are_listed_in_the_order_of_the_packages(user_package):
 
 @pytest.mark.parametrize("name", ["", "__init__", "os.path", "../none", "None"])
 def test_what_is_no_name_of_a_file_is_not_found(name):
-    assert refused(name) == f"must be one of {', '.join(OURS)}"
+    assert refused(name).partition(" (did")[0] == f"must be one of {', '.join(OURS)}"
 
 
 def test_a_module_is_imported_only_when_it_is_chosen(user_package):
@@ -85,7 +85,7 @@ def test_helpers_are_no_plugins(user_package):
     mine = (
         "from my_package.shifts.other import Other\n"
         "from orchestra_flwr.data import Shift\n\n"
-        "class _Base(Shift):\n    pass\n\n"
+        "class _Base(Shift):\n    def apply(self, *_):\n        pass\n\n"
         "class Mine(_Base):\n    pass\n\n"
         "class Angle:\n    pass\n"
     )
@@ -104,6 +104,23 @@ def test_two_classes_in_a_file_are_refused(user_package):
     assert refused("mine", "my_package") == (
         "my_package.shifts.mine holds both Mine and Other: one plug-in a file"
     )
+
+
+def test_a_class_without_a_method_that_its_base_asks_for_is_named_with_its_file(user_package):
+    folder = user_package({"shifts/mine.py": plugin("Mine").replace("def apply", "def aply")})
+    assert refused("mine", "my_package") == (
+        f"class Mine in {folder}/shifts/mine.py lacks what Shift asks for: apply"
+    )
+    with pytest.raises(ConfigError, match=r"^shift=mine: class Mine in .*mine\.py lacks"):
+        load_config(["plugins=[my_package]", "shift=mine"])
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("rotaton", "rotation"), ("Style", "style"), ("minee", "mine")]
+)
+def test_a_name_that_is_alike_is_suggested(user_package, name, meant):
+    user_package({"shifts/mine.py": plugin("Mine")})
+    assert refused(name, "my_package").endswith(f", mine (did you mean {meant}?)")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +149,10 @@ def test_a_name_in_two_places_is_refused(user_package):
 
 
 def test_a_package_that_is_not_there_is_one_line():
-    line = "my_package cannot be imported: ModuleNotFoundError: No module named 'my_package'"
+    line = (
+        "my_package cannot be imported: ModuleNotFoundError: No module named 'my_package' "
+        "(neither installed nor in a folder of PYTHONPATH)"
+    )
     assert refused("none", "my_package") == line
     for use in (fingerprint, conf_folders):
         with pytest.raises(PluginError) as error:

@@ -145,7 +145,10 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         prefix = f"{path}." if path else ""
-        return f"{key}: unknown key{suggestion(key, list(section_keys(section, prefix)))}"
+        keys = list(section_keys(section, prefix))
+        if issubclass(section, Composed):
+            keys = [key for key in keys if not section.is_foreign(key)]
+        return f"{key}: unknown key{suggestion(key, keys)}"
     if first["type"] == "missing":
         return f"{key}: must be given"
     if first["type"] in ("model_type", "dict_type"):

@@ -8,12 +8,14 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.reporting.text import counted, duration, size
 
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
+TRIED = 300  # seconds below which the first round soon tells more than steps that are tried
 SOON = 30  # seconds of a round from which its first clients tell how long it takes
+SLOW = 300  # seconds of a worker's first client, of which its start is no large part
 LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
 
 
 def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
-    """How long training takes by a step that was tried before it; None of a run that is short.
+    """How long training takes by steps that were tried before it; None of a run that is short.
 
     Args:
         config: of the run.
@@ -22,12 +24,12 @@ def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
     """
     federation = config.federation
     total = seconds / min(workers, max(1, round(federation.clients * federation.participation)))
-    if total < SHORTEST:
+    if total < TRIED:
         return None
     advice = f"; {_fewer_pixels(config)}" if total >= LONG and _has_large_images(config) else ""
     return (
-        f"training takes about {duration(total)} by a first step that was tried, evaluation not "
-        f"counted{advice}"
+        f"training takes about {duration(total)}, as a few steps that were tried take; evaluation "
+        f"is not counted{advice}"
     )
 
 
@@ -65,7 +67,7 @@ class RunEstimate:
         self._said = False
         self._clients: int | None = None
         self._done = 0
-        self._began = 0.0
+        self._began = self._started = 0.0
         self._rounds = self._evaluations = 0
         self.evaluation = 0.0  # seconds of one evaluation, as far as there was one
 
@@ -81,12 +83,20 @@ class RunEstimate:
         self._began, self._done = time.monotonic(), 0
 
     def client_done(self) -> None:
-        """A client has answered: the first ones, at least one for each worker, tell the pace."""
+        """A client has answered: the second ones of the workers tell the pace, not the first.
+
+        These start the worker as well.
+        """
         self._done += 1
         spent = time.monotonic() - self._began
-        if self._clients is None or self._workers is None or spent < SOON:
+        if self._clients is None or self._workers is None or self._done >= self._clients:
             return
-        if self._workers <= self._done < self._clients:
+        if self._done == self._workers:
+            self._started = spent
+        later = self._done - self._workers
+        if later >= self._workers and spent >= SOON:
+            self._say((spent - self._started) / later * self._clients)
+        elif later >= 0 and spent >= SLOW:
             self._say(spent / self._done * self._clients)
 
     def round_ended(self, seconds: float) -> None:

@@ -46,10 +46,31 @@ def test_an_unknown_name_is_refused_with_those_that_exist(key, sign):
     assert refused(f"{sign}{key}=nonsense") == f"{key}=nonsense: must be one of {names}"
 
 
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        *(
+            ("method=SimCLR", "simclr"),
+            ("model=resnet_18", "resnet18"),
+            ("data=cifar-10", "cifar10"),
+        ),
+        *(("aggregation=medain", "median"), ("server_optimizer=fedadam", "adam")),
+        *(
+            ("data=camelyon", "camelyon17"),
+            ("preset=decssl", "dec_ssl"),
+            ("training=divice", "device"),
+        ),
+    ],
+)
+def test_a_misspelt_name_is_suggested(override, meant):
+    assert refused(override).endswith(f" (did you mean {meant}?)")
+
+
 @pytest.mark.parametrize("value", ["3", "null", "[a]", "my-own", "'a b'", "os.path", "../digits"])
 def test_what_is_no_name_is_refused_with_those_that_exist(value):
     names = ", ".join([*CHOICES["data"].room.found(), *RECIPES])
-    assert refused(f"data={value}") == f"data={value}: must be one of {names}"
+    error = refused(f"data={value}").partition(" (did you")[0]
+    assert error == f"data={value}: must be one of {names}"
 
 
 @pytest.mark.parametrize(("key", "name"), ONE_OF_EACH)

@@ -114,6 +114,46 @@ def test_a_file_of_values_may_refer_to_others(user_package):
     assert (silo.training.lr, silo.method.settings.ema) == (0.75, 0.9)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "name: mine\nfracton: 1",
+            ": partition.fracton: unknown option of partition=mine, which has",
+        ),
+        ("name: mine\nfraction: x", ": partition.fraction=x: input should be a valid number"),
+        ("name: mien", ": partition=mien: must be one of"),
+        ("nme: mine", ": partition.name: must be given"),
+        (
+            "name: mine\nfraction: ${no.where}",
+            ": partition.fraction: must be given, there is no no.",
+        ),
+        ("name: mine\n fraction: 1", ", line 2: is no YAML (mapping values are not allowed here)"),
+    ],
+)
+def test_an_error_in_a_file_of_values_names_the_file(user_package, text, says):
+    folder = user_package({"partitions/mine.py": PARTITION, "conf/partition/mine.yaml": text})
+    assert refused(PACKAGE, "partition=mine").startswith(f"{folder}/conf/partition/mine.yaml{says}")
+
+
+def test_an_error_in_a_preset_names_its_file_and_no_other_commands_key(user_package):
+    text = "# @package _global_\nfederation:\n  cleints: 3"
+    folder = user_package({"conf/preset/mine.yaml": text})
+    assert refused(PACKAGE, "preset=mine") == (
+        f"{folder}/conf/preset/mine.yaml: federation.cleints: unknown key "
+        "(did you mean federation.clients?)"
+    )
+
+
+def test_an_error_on_the_command_line_names_no_file(user_package):
+    file = "name: mine\nfraction: 0.5"
+    user_package({"partitions/mine.py": PARTITION, "conf/partition/mine.yaml": file})
+    assert refused(PACKAGE, "partition=mine", "partition.fraction=x").startswith(
+        "partition.fraction"
+    )
+    assert refused(PACKAGE, "partition=mine", "federation.rounds=x").startswith("federation.rounds")
+
+
 def test_a_method_without_values_of_a_paper_needs_a_learning_rate(user_package):
     user_package({"methods/mine.py": METHOD})
     error = refused(PACKAGE, "data=cifar10", "method=mine")
@@ -155,7 +195,8 @@ def test_a_package_that_cannot_be_imported_is_one_line(user_package):
     for plugins in ("plugins=[my_package]", "plugins=my_package", "++plugins=[my_package]"):
         assert refused(plugins) == (
             "plugins: my_package cannot be imported: "
-            "ModuleNotFoundError: No module named 'my_package'"
+            "ModuleNotFoundError: No module named 'my_package' "
+            "(neither installed nor in a folder of PYTHONPATH)"
         )
     user_package({"__init__.py": "raise RuntimeError('two\\nlines')"})
     line = "plugins: my_package cannot be imported: RuntimeError: two lines"

@@ -59,14 +59,27 @@ def test_the_first_clients_of_a_long_round_tell_it_once(made, clock, said):
     )
 
 
-def test_every_worker_answers_before_their_pace_is_known(made, clock, said):
-    """The first of four is four times as long under way as each of them takes."""
+def test_the_second_clients_of_the_workers_tell_their_pace(made, clock, said):
+    """The first ones take longer by what starting the workers takes."""
     estimate = made(workers=4)
-    estimate.round_started(10, 0, clients=8)
+    estimate.round_started(10, 0, clients=16)
+    replies(estimate, clock, 1, 90)
+    replies(estimate, clock, 3, 0)
     replies(estimate, clock, 1, 40)
     assert said == []
     replies(estimate, clock, 3, 0)
-    assert said == ["at this pace 10 rounds take about 13 min and 2.5 GB of memory"]
+    assert said == [
+        "at this pace 10 rounds take about 27 min and 2.5 GB of memory"
+    ]  # 4 x 40 s each
+
+
+def test_first_clients_that_take_long_tell_it_as_well(made, clock, said):
+    estimate = made(workers=2, memory=None)
+    estimate.round_started(10, 0, clients=4)
+    replies(estimate, clock, 1, 290)
+    assert said == []
+    replies(estimate, clock, 1, 10)
+    assert said == ["at this pace 10 rounds take about 1 h 40 min"]
 
 
 @pytest.mark.parametrize(

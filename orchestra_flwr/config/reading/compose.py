@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -27,6 +28,7 @@ from orchestra_flwr.config.reading.key_descriptions import Described
 from orchestra_flwr.config.reading.overrides import read_overrides
 from orchestra_flwr.config.reading.resume import plain, resumed, touched
 from orchestra_flwr.config.reading.unread import refuse_unread
+from orchestra_flwr.config.reading.user_files import no_yaml, user_files_named
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
     Composed,
@@ -73,7 +75,8 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
         return parse(section, resumed(section, composed, request, suggested))
     for key, value in suggested.items():
         OmegaConf.update(composed, key, value)
-    config = parse(section, _resolved(section, composed))
+    with user_files_named(request):
+        config = parse(section, _resolved(section, composed))
     if all_read:
         refuse_unread(config, said)
     return config
@@ -112,6 +115,8 @@ def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConf
     # The ValueError: a name below a list, as in plugins.a=1.
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_describe_hydra(error, section, overrides)) from None
+    except yaml.YAMLError as error:  # in a file of a user's package
+        raise ConfigError(no_yaml(error)) from None
     return composed
 
 

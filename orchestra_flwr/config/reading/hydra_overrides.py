@@ -11,7 +11,7 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, section_keys
 from orchestra_flwr.config.user_packages import are_packages, check_named
-from orchestra_flwr.plugins import PluginError, Room, conf_folders
+from orchestra_flwr.plugins import PluginError, Room, conf_folders, must_be_one_of
 
 
 def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Override]:
@@ -107,7 +107,8 @@ def _lines(
     if override.value() is None and key not in section.model_fields:
         return []  # preset=null
     if override.value() not in files:
-        raise ConfigError(f"{key}={value_text(override)}: must be one of {', '.join(files)}")
+        value = value_text(override)
+        raise ConfigError(f"{key}={value}: {must_be_one_of(value, files)}")
     return [f"{key}={override.value()}"]
 
 
@@ -128,8 +129,8 @@ def _chosen(
     except PluginError as error:
         raise ConfigError(f"{key}={value_text(override)}: {error}") from None
     if plugin is None:
-        names = ", ".join(dict.fromkeys([*room.found(packages), *files]))
-        raise ConfigError(f"{key}={value_text(override)}: must be one of {names}")
+        names = [*dict.fromkeys([*room.found(packages), *files])]
+        raise ConfigError(f"{key}={value_text(override)}: {must_be_one_of(str(value), names)}")
     return [*([f"~{key}"] if has_default else []), f"++{key}.name={value}"]
 
 

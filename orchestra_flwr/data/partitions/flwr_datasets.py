@@ -11,6 +11,7 @@ from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.extras import require
+from orchestra_flwr.plugins import must_be_one_of
 
 IMAGE, LABEL = "image", "label"  # the columns that a partitioner sees
 SET_HERE = {
@@ -107,7 +108,7 @@ def _partitioner(name: str) -> type[Any]:
     if name in UNFIT:
         raise ConfigError(f"partition.partitioner={name}: {UNFIT[name]}")
     if name not in kinds:
-        fit = ", ".join(n for n in kinds if n not in UNFIT)
-        raise ConfigError(f"partition.partitioner={name}: must be one of {fit}")
+        fit = [n for n in kinds if n not in UNFIT]
+        raise ConfigError(f"partition.partitioner={name}: {must_be_one_of(name, fit)}")
     kind: type[Any] = getattr(partitioner, name)
     return kind

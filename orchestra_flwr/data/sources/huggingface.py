@@ -14,6 +14,7 @@ from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
+from orchestra_flwr.plugins import must_be_one_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
@@ -69,7 +70,7 @@ class HuggingFace(Source):
 
     def _split(self, splits: Mapping[str, Any], key: str, name: str) -> Any:
         if name not in splits:
-            raise ConfigError(f"data.{key}={name}: must be one of {', '.join(splits)}")
+            raise ConfigError(f"data.{key}={name}: {must_be_one_of(name, [*splits])}")
         return splits[name]
 
 
@@ -160,7 +161,7 @@ def _column(
     fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
     if name is not None:
         if name not in features:
-            raise ConfigError(f"data.{key}={name}: must be one of {', '.join(features)}")
+            raise ConfigError(f"data.{key}={name}: {must_be_one_of(name, [*features])}")
         return name
     if not fitting and optional:
         return None

@@ -145,7 +145,8 @@ class ClientWorker:
             return self._sums.answer(received, content, made, self._report)
         release = release_of(received)
         label = release.label if release else "state"
-        self._report(f"round {round_}: {'training' if task['train'] else f'first {label}'}")
+        place = f"round {round_}" if round_ else "before training"
+        self._report(f"{place}: {'training' if task['train'] else f'first {label}'}")
         client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
         metrics = reply.metric_records[METRICS]
@@ -155,8 +156,10 @@ class ClientWorker:
         if metrics.get(SMALLEST_GROUP) == 0:
             unsent = f"fewer than privacy.k_min={received.privacy.k_min} different images"
         without = [f"sent no {label}: {unsent}"] if unsent else []
+        if not trained and not without:
+            without = [f"sent first {label}"]
         facts = [*trained, *without, f"{metrics['seconds']:.1f} s"]
-        self._report(f"round {round_}: {', '.join(facts)}")
+        self._report(f"{place}: {', '.join(facts)}")
         if round_ == received.federation.rounds:
             self._report(f"that was the last of {_rounds(received)}: waiting for another run")
         return reply

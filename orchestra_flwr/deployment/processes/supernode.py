@@ -31,6 +31,8 @@ NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not register
 # connection that ends while TLS is set up is enough, as of a server behind a proxy that is started
 # again; and a server that no longer takes the key, or was started anew and knows no such node.
 GAVE_UP = ("SSL/TLS handshake error detected", "SuperNode terminated gracefully")
+FAILED, SUCCEEDED = "Connection attempt failed", "Connection successful"
+FAILURES = 3  # in a row, from which on it is said: one alone is mended within a second
 
 
 class Health:
@@ -97,6 +99,7 @@ class Supernode:
         self._reported = ""
         self._clock_reported = False
         self._connected = self._gave_up = False
+        self._failures = 0
         self.socket: Path | None = None
         self._numbers = itertools.count()
         self._stopping = threading.Event()
@@ -131,6 +134,7 @@ class Supernode:
     def _connect(self) -> str:
         """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""
         self._connected = self._gave_up = False
+        self._failures = 0
         try:
             ahead = check_server(self._server, self._keys.ca if self._keys else None)
         except UnreachableError as error:
@@ -177,6 +181,14 @@ class Supernode:
     def _watch(self, line: str) -> None:
         if any(words in line for words in GAVE_UP):
             self._gave_up = True
+        if FAILED in line and self._connected:
+            self._failures += 1
+            if self._failures == FAILURES:
+                self._report(f"{self._server} does not answer any more; trying again")
+        if SUCCEEDED in line:
+            if self._failures >= FAILURES:
+                self._report(f"{self._server} answers again")
+            self._failures = 0
         if "SuperNode ID" in line and not self._connected:
             self._connected = True
             self._reported = ""

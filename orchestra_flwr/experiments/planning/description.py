@@ -11,6 +11,7 @@ from pydantic import Field
 from yaml import YAMLError
 
 from orchestra_flwr.config import ConfigError, Section, conf_dir, parse
+from orchestra_flwr.plugins import must_be_one_of
 
 Overrides = tuple[str, ...]
 AxisValues = dict[str, Overrides]  # for every value of an axis its Hydra overrides
@@ -186,7 +187,7 @@ def load_experiment(name: str) -> Experiment:
     """
     names = experiment_names()
     if name not in names:
-        raise ConfigError(f"experiment={name}: must be one of {', '.join(names)}")
+        raise ConfigError(f"experiment={name}: {must_be_one_of(name, names)}")
     experiment = _read(Experiment, conf_dir() / "experiment" / f"{name}.yaml")
     _check_axes(name, experiment)
     return experiment
@@ -199,7 +200,7 @@ def load_scale(name: str) -> Scale:
         ConfigError: an unknown scale, or a file with an error.
     """
     if name not in SCALES:
-        raise ConfigError(f"scale={name}: must be one of {', '.join(SCALES)}")
+        raise ConfigError(f"scale={name}: {must_be_one_of(name, SCALES)}")
     return _read(Scale, conf_dir() / "scale" / f"{name}.yaml")
 
 

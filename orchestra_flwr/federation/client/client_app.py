@@ -4,6 +4,8 @@ Lives in an importable module so that a worker process keeps its caches between 
 """
 
 import contextlib
+import logging
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -106,11 +108,24 @@ def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None
     """
     config = Config.from_json(config_json)
     device = resolve_device(config.device)
-    population = load_population(config)
+    with _warned_before():
+        population = load_population(config)
     train = population.dataset.train
     labels = labels_for(config, train)
     labels = None if labels is None else labels.to(device)
     return config, population, train.images.to(device), labels
+
+
+@contextlib.contextmanager
+def _warned_before() -> Iterator[None]:
+    """Without warnings of images: the server has read the same ones, and said what is wrong."""
+    logger = logging.getLogger("orchestra_flwr.data")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""A client's round with one step, tried on this machine before the run: what it takes."""
+"""A few steps that are tried on this machine before a run: how long its training will take."""
 
 import time
 
@@ -10,8 +10,11 @@ from orchestra_flwr.methods import Received, Role, labels_for
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, resolve_device, torch_threads, train_round
 
-IMAGES = (2, 16)  # two of 224 pixels take seconds; sixteen small ones have the pace of a batch
-SHORT = 2e7  # pixels' height x width of all images in all epochs, which are trained within a minute
+# Images of the steps, one after the other. The first is slow and counts for nothing; two images
+# of 224 pixels take seconds then, and 64 small ones have the pace of a batch.
+IMAGES = (2, 2, 16, 64)
+ENOUGH = 0.5  # seconds of a step that tells the pace
+SHORT = 1e8  # pixels' height x width of all images in all epochs, which are trained in minutes
 
 
 def train_a_batch(config: Config, population: Population, count: int) -> float:
@@ -40,7 +43,7 @@ def train_a_batch(config: Config, population: Population, count: int) -> float:
 def core_seconds(config: Config, population: Population) -> float | None:
     """Seconds that clients train in all rounds, if one after another; None of runs that are short.
 
-    On a CPU: a GPU, or a cluster's machines, have another pace than the first step shows here.
+    On a CPU: a GPU, or a cluster's machines, have another pace than these steps show here.
     """
     engine, federation = config.engine, config.federation
     if engine.plugin.is_remote(engine.settings) or resolve_device(config.device).type != "cpu":
@@ -50,9 +53,9 @@ def core_seconds(config: Config, population: Population) -> float | None:
     if passes * config.data.image_size**2 < SHORT:
         return None
     with torch_threads(config.training.threads), torch.random.fork_rng(devices=[]):
-        for most in IMAGES:
+        for position, most in enumerate(IMAGES):
             count = min(most, len(population.dataset.train))
             seconds = train_a_batch(config, population, count)
-            if seconds > 1:  # else most of it may be what only a first step takes
+            if position and seconds > ENOUGH:
                 break
     return seconds / count * passes

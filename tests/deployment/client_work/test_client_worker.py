@@ -93,7 +93,8 @@ def test_rounds_are_trained_and_told(worker, server, said, ask, greeting, task):
     reply = ask(one, "train", task(server, 1))
     assert set(reply[ARRAYS]) == {"shared", "local_centroids"}
     assert reply[METRICS]["examples"] == 20
-    assert said[1] == "round 0: first centroids"
+    assert said[1] == "before training: first centroids"
+    assert said[2].startswith("before training: sent first centroids, ")
     assert said[-1].startswith("round 1: 3 steps, loss ")
 
 

@@ -32,6 +32,18 @@ child.kill()
 time.sleep(600)
 """
 
+# The server is away for a while, and then gone.
+AWAY = """
+import time
+print("SuperNode ID: 17", flush=True)
+for times in (1, 5, 3):
+    for _ in range(times):
+        print("Connection attempt failed, retrying in 0.37 seconds", flush=True)
+    if times != 3:
+        print("Connection successful after 3.21 seconds and 4 tries.", flush=True)
+time.sleep(600)
+"""
+
 PROGRAMS = {
     "deaf": DEAF,
     "ending": ENDING,
@@ -73,6 +85,17 @@ def test_one_that_stays_but_does_nothing_is_started_again(said):
         time.sleep(0.02)
     why = "the connection to fl.example.org:8443 ended"
     assert said[:3] == [connected, f"{why}; trying again", connected]
+
+
+@pytest.mark.parametrize("program", [AWAY])
+def test_a_server_that_is_away_is_said_once_each_time(said):
+    """A client whose server had gone for good waited in silence; one failure alone is none."""
+    gone = "fl.example.org:8443 does not answer any more; trying again"
+    deadline = time.monotonic() + 30
+    while said.count(gone) < 2:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+    assert said[1:] == [gone, "fl.example.org:8443 answers again", gone]
 
 
 def test_what_is_no_address_is_said_and_does_not_end_the_client():

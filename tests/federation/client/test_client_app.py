@@ -3,11 +3,13 @@
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from PIL import Image
 
 from orchestra_flwr.federation.client import client_app
 from orchestra_flwr.federation.client.client_app import app
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.training import build_learner
@@ -40,6 +42,23 @@ def test_the_message_says_which_client_a_node_is(tiny):
 def test_a_client_that_nobody_is_fails_by_name(tiny):
     reply = ask(tiny("partition=iid"), 1, "9")
     assert reply.has_error() and "KeyError: '9'" in reply.error.reason
+
+
+def test_what_is_wrong_with_images_is_said_once(tiny, tmp_path, caplog):
+    """By the server, and not again where a client reads the same table."""
+    for number in range(8):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    lines = [f"{number}.png,{number % 4}" for number in (*range(8), 9)]
+    (tmp_path / "t.csv").write_text("\n".join(["file,owner", *lines]))
+    config = tiny("data=image_table", f"data.root={tmp_path}", f"data.table={tmp_path}/t.csv",
+                  "data.label=null", "data.group=owner", "partition=groups",
+                  "data.train_limit=null", "data.test_limit=null", "data.image_size=16",
+                  )  # fmt: skip
+    load_population(config)
+    assert "1 of 9 images are not below data.root" in caplog.text
+    caplog.clear()
+    client_app._loaded(config.to_json())
+    assert not caplog.text
 
 
 def test_a_client_trains_on_its_shifted_images_in_every_round(tiny):
