@@ -26,6 +26,7 @@ from orchestra_flwr.reporting import RunFolder, make_progress
 
 POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 60.0
+LATE_SECONDS = 60.0  # at least, in which clients that are back are met and take the encoder
 FULL = 2**24  # bytes: a disk with less is why a run failed, and the next one would fail as well
 
 
@@ -149,7 +150,11 @@ class _QueueServer:
         self._offered |= {(run.name, str(name)) for name in back}
         self._say(f"run {run.name}: its encoder goes to {', '.join(sorted(map(str, back)))}")
         try:
-            self._serve(run, run.config(self._config), self._has_work, shows_summary=False)
+            config = run.config(self._config)
+            wait = max(config.share.wait, LATE_SECONDS)
+            share = config.share.model_copy(update={"wait": wait})
+            config = config.model_copy(update={"share": share})
+            self._serve(run, config, self._has_work, shows_summary=False)
         except RunCancelledError as why:
             self._say(f"run {run.name}: its encoder was not sent to all: {why}")
         except Exception as error:

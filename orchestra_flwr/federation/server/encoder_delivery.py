@@ -111,15 +111,16 @@ class EncoderDelivery:
             sent for it since the run began or was resumed.
         """
         digest = file_sha256(self._folder.encoder)
-        answers = self._send(self._folder.encoder, wait=self._wait)
-        away = self._members.met - answers.keys()
+        # Of a run that was over and is resumed, clients that were away then are waited for.
+        same = self.before if self.before and self.before.get("sha256") == digest else {}
+        expected = self._members.met | {*same.get("away", ())}
+        answers = self._send(self._folder.encoder, wait=self._wait, expected=expected)
+        away = (self._members.met | expected) - answers.keys()
         self._report(answers, away)
         holders = {name for name, word in answers.items() if word == STORED}
         without = {*away, *answers} - holders
-        if self.before and self.before.get("sha256") == digest:  # who has not been met since
-            holders |= {*self.before["clients"]} - without
-            away |= {*self.before["away"]} - answers.keys()
-            without |= {*self.before["without"]} - holders
+        holders |= {*same.get("clients", ())} - without  # who has not been met since
+        without |= {*same.get("without", ())} - holders
         return {
             "sha256": digest,
             "clients": sorted(holders),
@@ -128,7 +129,7 @@ class EncoderDelivery:
             "bytes_down": self._bytes,
         }
 
-    def _send(self, encoder: Path, wait: float) -> dict[str, str]:
+    def _send(self, encoder: Path, wait: float, expected: Set[str] = frozenset()) -> dict[str, str]:
         """The word of each client that answered; of a failure what is shown of it."""
         description, digest = encoder.with_suffix(".json").read_text(), file_sha256(encoder)
         offer = ConfigRecord(
@@ -151,7 +152,7 @@ class EncoderDelivery:
                 found |= dict.fromkeys(wanted, "")
                 found |= dict(self._ask(wanted, content, self._timeout))
             answers |= {name: word for name, word in found.items() if word}
-            missing = self._members.met - answers.keys()
+            missing = (self._members.met | expected) - answers.keys()
             over = not missing and len(answers) >= self._least
             over |= time.monotonic() >= deadline
             have = {name for name, word in answers.items() if word == STORED}

@@ -30,7 +30,7 @@ def serving(tmp_path, monkeypatch):
     queue.make()
     link = SimpleNamespace(returncode=None, log="superlink.log")
     idle = SimpleNamespace(waits=lambda: served.append("idle"))
-    stations = []
+    stations, waits = [], []
 
     @contextmanager
     def opened(config, folder, report):
@@ -45,6 +45,7 @@ def serving(tmp_path, monkeypatch):
     def serve(config, folder, progress, station, cancelled):
         outcome = outcomes.pop(0)
         served.append((config.seed, config.resume is not None))
+        waits.append(config.share.wait)
         assert cancelled() == ""
         if outcome == "cancel":
             queue.cancel(folder.path.parent.name)
@@ -77,7 +78,7 @@ def serving(tmp_path, monkeypatch):
         errors.append(caught.value)
         return [each for each in served if each != "idle"]
 
-    run.errors = errors
+    run.errors, run.waits = errors, waits
     return queue, run
 
 
@@ -189,7 +190,7 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
     """Once, and a run that waits comes first."""
     queue, run = serving
     for seed in range(2):
-        queue.put(run_to_submit([*TINY, f"seed={seed}"]))
+        queue.put(run_to_submit([*TINY, f"seed={seed}", "share.wait=0"]))
 
     def back(*names):
         return lambda station: station.connected.__setitem__(slice(None), names)
@@ -202,6 +203,7 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
     assert run({}, {}, {}, sleep=later) == [
         "opened", (0, False), (1, False), (1, True),
     ]  # fmt: skip
+    assert run.waits == [0, 0, 60]  # to be met takes a moment
     assert "run 0002: its encoder goes to b" in capsys.readouterr().out
     assert [each.state for each in queue.runs()] == ["done", "done"]
     failed = FederationError("no")

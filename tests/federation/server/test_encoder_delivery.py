@@ -129,6 +129,17 @@ def test_who_is_met_after_a_restart_changes_nothing_for_the_others(deliver, fold
     assert deliver(Network(b=["stored"]), wait=0)[0].at_the_end()["clients"] == ["b"]
 
 
+def test_who_was_away_is_waited_for_when_the_run_is_resumed_at_its_end(deliver, folder):
+    """Others are met first, and would have been all."""
+    sent = {"sha256": file_sha256(folder.encoder), "clients": ["a"], "without": ["b"]}
+    folder.write_summary({"encoder_sent": {**sent, "away": ["b"]}})
+    network = Network(a=["stored"], b=["wanted", "stored"])
+    network.met.clear()
+    network.away_until["b"] = 3
+    again = deliver(network, least=1)[0].at_the_end()
+    assert (again["clients"], again["without"], again["away"]) == (["a", "b"], [], [])
+
+
 def test_how_far_it_is_can_be_followed(deliver, folder):
     network, noted = Network(a=["stored"], b=["wanted", "stored"], c=["too_large"]), []
     network.away_until["b"] = 3
