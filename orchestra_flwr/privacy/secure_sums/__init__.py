@@ -24,7 +24,8 @@ itself harmless, and none says that it is right: a client may send whatever it l
 """
 
 from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, quorum
-from orchestra_flwr.privacy.secure_sums.sum_client import Confirmations, SumClient, SumRefusedError
+from orchestra_flwr.privacy.secure_sums.confirmations import Confirmations, SumRefusedError
+from orchestra_flwr.privacy.secure_sums.sum_client import SumClient
 from orchestra_flwr.privacy.secure_sums.sum_server import SumFailedError, SumServer
 from orchestra_flwr.privacy.secure_sums.transcript import Occasion
 

@@ -4,19 +4,17 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.files import append_durably, read_whole_lines
 from orchestra_flwr.privacy.secure_sums import primitives
 from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, degree, quorum
+from orchestra_flwr.privacy.secure_sums.confirmations import Confirmations, SumRefusedError
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.secure_sums.transcript import (
     Advertisement,
     Occasion,
     graph_digest,
     graph_of,
-    names_digest,
     roster_digest,
 )
 
@@ -24,53 +22,6 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[str, bytes, bytes], bool]  # whether the client of this name signed these bytes
 STAGES = ("keys", "shares", "boxes", "input", "confirm", "unmask")
 OVER = "over"  # of a client that is through, or has refused something
-
-
-class SumRefusedError(ValueError):
-    """A client does not do what the server asks for; its text, for the client alone, says why."""
-
-
-class Confirmations:
-    """Whose vectors a client confirmed, of each round of each run: one set, once and for all.
-
-    With another set for the same round a server could subtract one sum from the other. A set is on
-    the disk before it is signed.
-
-    Args:
-        file: where it is kept; None: only in memory.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-
-    def __init__(self, file: Path | None = None) -> None:
-        self._file = file
-        self._digests: dict[tuple[str, int], str] = {}
-        if file is None:
-            return
-        try:
-            for line in read_whole_lines(file):
-                run, round_, digest = json.loads(line)
-                self._digests[str(run), int(round_)] = str(digest)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{file}: this client's record of sums is damaged: {error}") from error
-
-    def confirm(self, occasion: Occasion, survivors: Sequence[str]) -> None:
-        """Writes a set down, unless it is there.
-
-        Raises:
-            SumRefusedError: another one is there.
-            OSError: it cannot be written.
-        """
-        when, digest = (occasion.run, occasion.round), names_digest(survivors)
-        known = self._digests.get(when)
-        if known is None and self._file is not None:
-            append_durably(self._file, (json.dumps([*when, digest]) + "\n").encode())
-        if self._digests.setdefault(when, digest) != digest:
-            raise SumRefusedError(
-                f"the sum of round {occasion.round} was confirmed with other clients: the "
-                "difference of the two would be a few clients' updates"
-            )
 
 
 @dataclass
