@@ -37,7 +37,7 @@ def no_yaml(error: yaml.YAMLError) -> str:
 def _file_of(message: str, overrides: Sequence[Override]) -> Path | None:
     """The file of a user's package that has the key with which a message begins."""
     values = {key: str(value) for key, value in values_of(overrides).items()}
-    key = KEY.match(message).group()  # type: ignore[union-attr]  (it matches everything)
+    key: str = KEY.findall(message)[0]  # "" where it begins with none
     group, _, option = key.partition(".")
     if (option and key in values) or message.startswith(f"{group}={values.get(group)}:"):
         return None

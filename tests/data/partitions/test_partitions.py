@@ -204,7 +204,7 @@ def test_names_and_options_that_do_not_exist_are_refused(user_package):
         partition(PartitionConfig(name="halfs"), None, 6, 2, 0)
     known = "by_class, dirichlet, features, flwr_datasets, groups, iid, prior_dirichlet, skew"
     assert str(error.value) == f"partition=halfs: must be one of {known}"
-    with pytest.raises(ConfigError, match=f"must be one of {known}, halves$"):
+    with pytest.raises(ConfigError, match=f"must be one of {known}, halves .did you mean halves"):
         config = PartitionConfig(name="halfs")
         config.look_in(("my_package",))
         partition(config, None, 6, 2, 0)

@@ -78,7 +78,7 @@ def test_names_that_do_not_exist_are_refused(user_package):
     )
     assert str(error.value) == f"data=strips: must be one of {known}"
     config.look_in(("my_package",))
-    with pytest.raises(ConfigError, match=r"tiny_imagenet, stripes$"):
+    with pytest.raises(ConfigError, match=r"tiny_imagenet, stripes .did you mean stripes"):
         load_dataset(config)
 
 
