@@ -20,6 +20,7 @@ NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
+GREETED_AGAIN_SECONDS = 60.0  # after which a greeting that nobody answered may have been lost
 MAX_NAME = 64  # characters of a real client's
 # Until a client that refused is asked again; doubled each time.
 RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
@@ -234,6 +235,10 @@ class ConnectedMembers:
 
     def _greet_new(self, present: Collection[int]) -> None:
         now = time.monotonic()
+        for node, (_, sent) in list(self._greeted.items()):
+            if now - sent > GREETED_AGAIN_SECONDS:  # nobody waits for it any more
+                self._lost.add(node)
+                del self._greeted[node]
         due = {node for node, refusal in self._refused.items() if now >= refusal.until}
         for node in sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys()):
             message = Message(RecordDict({CONFIG: self._greeting}), node, MessageType.QUERY)

@@ -228,6 +228,22 @@ def test_an_unanswered_question_to_one_that_refused_holds_up_nobody(network, mem
     assert (len(network.sent), network.pauses) == (3, 0)
 
 
+def test_a_greeting_that_was_lost_is_sent_again_and_holds_up_nobody(network, members, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    network.join(7, "a")
+    network.nodes[8] = ""  # whose greeting never reaches it
+    here = members()
+    assert here.present() == {"a": 7} and len(network.sent) == 2
+    now = 59.0
+    assert here.present() == {"a": 7} and len(network.sent) == 2
+    now = 61.0
+    assert here.connected() == {"a": 7}  # without a pause
+    assert [message.metadata.dst_node_id for message in network.sent] == [7, 8, 8]
+    network.join(8, "b")
+    assert here.present() == {"a": 7, "b": 8}
+
+
 def test_a_registered_key_fixes_the_name(network, said, members):
     network.join(1, "mallory", registered="alice")
     network.join(2, "bob", registered="bob")
