@@ -23,7 +23,7 @@ def test_adapters_are_summed_as_they_are_averaged(tiny, federate, adaptation, ne
         pytest.importorskip("timm", reason="needs the extra timm")
     if name == "lora":
         pytest.importorskip("peft", reason="needs the extra timm")
-    vit = ("model=timm", f"model.timm={NETWORK}", "federation.rounds=1")
+    vit = ("model=timm", f"model.timm={NETWORK}", "data.image_size=32")
     chosen = (*(vit if network == "timm" else ()), f"adaptation={name}", *options)
     app = Dropping({"input": ["1"], "unmask": ["4"]})
     config = tiny(*SECURE, *chosen)
