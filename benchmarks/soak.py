@@ -35,6 +35,7 @@ from urllib.request import urlopen
 import numpy as np
 from common import RESULTS, free_port, table, write
 from faults.federation import make_keys, make_photos, quiet_environment
+from faults.invariants import TERMINATED
 from faults.processes import Command, descendants, role_of, wait_for
 
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
@@ -209,7 +210,7 @@ def measure(
         for name, own in zip(names, watched[1:], strict=True)
     ]  # fmt: skip
     try:
-        if not wait_for(lambda: server.has("round 0/") or server.code is not None, 300):
+        if not wait_for(lambda: server.has("round 1/") or server.code is not None, 300):
             raise SystemExit("error: no round within 300 s")
         return _follow(server, clients, folder, minutes, watched)
     finally:
@@ -217,8 +218,8 @@ def measure(
             "server": server.end(),
             **{n: c.end() for n, c in zip(names, clients, strict=True)},
         }
-        if codes != {"server": 130, **dict.fromkeys(names, 0)}:
-            print(f"exit codes after SIGTERM: {codes}; the server's should be 130, the others 0")
+        if codes != {"server": TERMINATED, **dict.fromkeys(names, 0)}:
+            print(f"exit codes after SIGTERM: {codes}; of the server {TERMINATED}, of others 0")
 
 
 def _fetch_pages(ports: Sequence[int]) -> None:
