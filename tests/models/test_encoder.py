@@ -338,7 +338,8 @@ def test_a_missing_package_is_one_clear_line(encoder, tmp_path):
         orchestra_flwr.load_encoder(tmp_path, plugins=["my_package"])
     assert str(error.value) == (
         f"{tmp_path / 'encoder.json'}: model=convnet: my_package cannot be imported: "
-        "ModuleNotFoundError: No module named 'my_package'"
+        "ModuleNotFoundError: No module named 'my_package' "
+        "(neither installed nor in a folder of PYTHONPATH)"
     )
 
 

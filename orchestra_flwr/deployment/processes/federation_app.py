@@ -59,18 +59,13 @@ def _end_with(channel: Channel, finished: threading.Event) -> None:
 
 def _serve(channel: Channel, task: dict[str, Any]) -> None:
     # Imported with the channel open, so that a failure is reported.
-    from flwr.app import ConfigRecord
-
-    from orchestra_flwr import __version__
     from orchestra_flwr.data import load_dataset
     from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
-    from orchestra_flwr.deployment.keys.peers import is_signed
     from orchestra_flwr.deployment.server_config import ServerConfig
     from orchestra_flwr.federation.messages.replies import reply_limit
     from orchestra_flwr.federation.messages.schema import Schemas
     from orchestra_flwr.federation.server.evaluator import Evaluator
     from orchestra_flwr.federation.server.loop import run_federation
-    from orchestra_flwr.federation.server.members import ConnectedMembers
     from orchestra_flwr.flower.server_task import server_task
     from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
     from orchestra_flwr.reporting import RunFolder
@@ -80,13 +75,6 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     config = server_config.for_clients()
     dataset = load_dataset(server_config.data) if server_config.has_images else None
     schemas = Schemas.of(build_learner(config, config.data.channels), config)
-    greeting = ConfigRecord(
-        {
-            "version": __version__,
-            "config": config.to_json(),
-            "schema": schemas.fingerprint,
-        }
-    )
     progress = RelayedProgress(channel, config.federation.rounds)
     folder = RunFolder.resume(Path(task["folder"]))
     evaluator = Evaluator(config, dataset, progress.images_evaluated)
@@ -97,15 +85,12 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             reply_limit=reply_limit(config, schemas),
             sent=lambda node: channel.send({"event": "sent", "node": node}),
         )
-        assert config.federation.min_clients is not None
-        verify = partial(is_signed, Path(server_config.security)) if server_config.tls else None
-        members = ConnectedMembers(
+        members = _members(
+            server_config,
             streaming,
-            greeting,
-            config.federation.min_clients,
+            schemas.fingerprint,
             progress.message,
             note=lambda *values: channel.send({"event": "member", "values": values}),
-            verify=verify,
         )
         summary = run_federation(
             streaming,
@@ -125,6 +110,27 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
             ),
         )
     channel.send({"event": "finished", "summary": summary})
+
+
+def _members(
+    config: ServerConfig,
+    grid: SuperLinkGrid,
+    schema: str,
+    show: Callable[[str], None],
+    *,
+    note: Callable[..., None],
+) -> ConnectedMembers:
+    from flwr.app import ConfigRecord
+
+    from orchestra_flwr import __version__
+    from orchestra_flwr.deployment.keys.peers import is_signed
+    from orchestra_flwr.federation.server.members import ConnectedMembers
+
+    sent = {"version": __version__, "config": config.for_clients().to_json(), "schema": schema}
+    least = config.federation.min_clients
+    assert least is not None
+    verify = partial(is_signed, Path(config.security)) if config.tls else None
+    return ConnectedMembers(grid, ConfigRecord({**sent}), least, show, note=note, verify=verify)
 
 
 def _delivery(

@@ -77,16 +77,14 @@ def serve(
             audit.add("registered", clients=clients)
         station.report = report
         station.gate.limit_replies(reply_limit(config, schemas))
-        dated = station.keys.dated if station.keys else ()
-        names = station.names
+        dated, names = station.keys.dated if station.keys else (), station.names
         status = FederationStatus(config, folder, lambda: names().values(), dated)
         stack.enter_context(station.status.showing(status))
         run = _start(station.flower)
-        task = {**_described(config, folder, station.socket, station.keys), "run": run}
-        task["queued"] = queued
+        task = _described(config, folder, station.socket, station.keys)
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
-            channel.send(task)
+            channel.send({**task, "run": run, "queued": queued})
         try:
             return _follow(
                 channel,
