@@ -49,7 +49,7 @@ def test_the_run_folder_is_locked_until_the_app_has_ended_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_server_can_keep_its_encoder(shared):
+def test_a_server_can_keep_its_encoder(shared, tmp_path):
     config = load(ServerConfig, [f"share.encoder={str(shared).lower()}"])
     delivery = federation_app._delivery(config, None, None, None, print, note=print, queued=False)
     assert (delivery is not None) is shared
