@@ -13,6 +13,7 @@ from orchestra_flwr.deployment.processes import federation_app
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.reporting import RunFolder
 
 
 def test_it_works_in_the_environment_of_the_server(tmp_path, monkeypatch):
@@ -51,5 +52,7 @@ def test_the_run_folder_is_locked_until_the_app_has_ended_as_well(tmp_path):
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_server_can_keep_its_encoder(shared, tmp_path):
     config = load(ServerConfig, [f"share.encoder={str(shared).lower()}"])
-    delivery = federation_app._delivery(config, None, None, None, print, note=print, queued=False)
+    delivery = federation_app._delivery(
+        config, None, None, RunFolder(tmp_path), print, note=print, queued=False
+    )
     assert (delivery is not None) is shared
