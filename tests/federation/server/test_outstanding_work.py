@@ -216,3 +216,16 @@ def test_a_resumed_run_asks_all_clients_anew(federate, real):
     assert [(c, n) for c, n, _ in grids[0].tasks][:4] == [("a", 3), ("b", 3), ("c", 3), ("d", 3)]
     assert arrivals(run)[2] == [["a", 2], ["b", 2]]
     assert not any(name.startswith("exchange/") for name in run.state)
+
+
+def test_who_has_left_and_answered_all_the_same_is_not_asked_for_scores(federate, real):
+    class Leaves(Here):
+        def connected(self):
+            if any(client == "a" and number == 2 for client, number, _ in self._grid.tasks):
+                self._nodes.pop("d", None)
+                self._min_clients = 3
+            return super().connected()
+
+    run = federate(real("evaluation.unsupervised=true"), grid=PacedGrid, members=Leaves)
+    late = next(n for n, round_ in enumerate(arrivals(run), 1) if "d" in dict(round_))
+    assert late > 2 and "unsupervised" in run.records[late]
