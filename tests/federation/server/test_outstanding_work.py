@@ -227,7 +227,9 @@ def test_who_has_left_and_answered_all_the_same_is_not_asked_for_scores(federate
                 self._min_clients = 3
             return super().connected()
 
-    run = federate(real("evaluation.unsupervised=true", "evaluation.every=1"), grid=PacedGrid, members=Leaves)
+    run = federate(
+        real("evaluation.unsupervised=true", "evaluation.every=1"), grid=PacedGrid, members=Leaves
+    )
     late = next(n for n, round_ in enumerate(arrivals(run), 1) if "d" in dict(round_))
     assert late > 2 and "unsupervised" in run.records[late]
 
