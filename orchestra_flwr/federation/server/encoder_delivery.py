@@ -98,9 +98,15 @@ class EncoderDelivery:
         folder.path.mkdir(exist_ok=True)
         return folder
 
-    def during(self, encoder: Path) -> None:
-        """Sends an encoder to the clients that are here."""
-        self._report(self._send(encoder, wait=0), set())
+    def during(self, encoder: Path, at_work: Set[str] = frozenset()) -> None:
+        """Sends an encoder to the clients that are here, but for those that could not answer yet.
+
+        Args:
+            encoder: the file.
+            at_work: clients that train; those that were late are known.
+        """
+        busy = {*at_work, *self._members.late}
+        self._report(self._send(encoder, wait=0, busy=busy), set())
 
     def at_the_end(self) -> dict[str, Any]:
         """Sends the run's encoder, also to clients that come back within the wait.
@@ -129,7 +135,13 @@ class EncoderDelivery:
             "bytes_down": self._bytes,
         }
 
-    def _send(self, encoder: Path, wait: float, expected: Set[str] = frozenset()) -> dict[str, str]:
+    def _send(
+        self,
+        encoder: Path,
+        wait: float,
+        expected: Set[str] = frozenset(),
+        busy: Set[str] = frozenset(),
+    ) -> dict[str, str]:
         """The word of each client that answered; of a failure what is shown of it."""
         description, digest = encoder.with_suffix(".json").read_text(), file_sha256(encoder)
         offer = ConfigRecord(
@@ -144,7 +156,8 @@ class EncoderDelivery:
         answers: dict[str, str] = {}
         deadline = time.monotonic() + wait
         while True:
-            here = {n: i for n, i in self._members.present().items() if n not in answers}
+            not_asked = answers.keys() | busy
+            here = {n: i for n, i in self._members.present().items() if n not in not_asked}
             found = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
             if wanted := {name: here[name] for name, word in found.items() if word == WANTED}:
                 arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})

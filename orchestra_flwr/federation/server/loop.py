@@ -306,7 +306,7 @@ class _Run:
         if self.delivery and place is not None:
             self._save_encoders(place, number if self.best.round is None else self.best.round)
             self.models.load(self.models.first)
-            self.delivery.during(place.encoder)
+            self.delivery.during(place.encoder, {*self.work.images} if self.work else set())
 
     def _save_encoders(self, folder: RunFolder, rounds: int) -> str:
         exchange, encoder_of = self.federation.exchange, self.best.encoder

@@ -165,7 +165,7 @@ class ConnectedMembers:
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
         self._refused: dict[int, _Refusal] = {}
         self._lost: set[int] = set()  # nodes that did not answer in a round: nobody waits for them
-        self._late: set[str] = set()  # clients that have not answered since they were late
+        self.late: set[str] = set()  # clients that have not answered since they were late
 
     def connected(self) -> Mapping[str, int]:
         """As :meth:`Members.connected`; waits for as long as it takes."""
@@ -177,7 +177,7 @@ class ConnectedMembers:
                 for node, (_, sent) in self._greeted.items()
                 if node not in self._lost and node not in self._refused
             )
-            free = {name: node for name, node in self._nodes.items() if name not in self._late}
+            free = {name: node for name, node in self._nodes.items() if name not in self.late}
             if len(self._nodes) >= self._min_clients and not fresh and (free or not self._nodes):
                 return free
             if not announced and not fresh:
@@ -215,7 +215,7 @@ class ConnectedMembers:
         answers a new greeting is free. Those that work count as clients that are here."""
         for name in names:
             if (node := self._nodes.get(name)) is not None:
-                self._late.add(name)
+                self.late.add(name)
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
 
@@ -226,7 +226,7 @@ class ConnectedMembers:
                 self.holders.discard(name)
                 self._show(f"client {name} has left")
                 self._note("left", name, "")
-        self._late &= self._nodes.keys()
+        self.late &= self._nodes.keys()
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
         for node in self._refused.keys() - set(present):
@@ -292,8 +292,8 @@ class ConnectedMembers:
         self._nodes[name], self.images[name] = node, images
         self.met.add(name)
         (self.holders.add if answer.get(FROZEN) is True else self.holders.discard)(name)
-        was_late = name in self._late and not twin
-        self._late.discard(name)
+        was_late = name in self.late and not twin
+        self.late.discard(name)
         if was_late:
             return
         place = f", in place of another client {name}: if both run, give one another name"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -106,6 +106,8 @@ class OutstandingWork:
     def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
         """Those of the clients that are still here."""
         here = self._members.present()
+        # One that left and came back may run on another node.
+        self._round = replace(self._round, nodes={**self._round.nodes, **here})
         return [client for client in clients if client in here]
 
     def begin(self, clients: Sequence[str]) -> list[float]:
@@ -166,7 +168,8 @@ class OutstandingWork:
 
     def _look(self, at_work: Collection[str]) -> None:
         """Notes who has answered, failed, or not answered in time."""
-        waiting = {c: self._asked[c] for c in at_work if c not in self._answered}
+        over = {*self._answered, *self._failed}
+        waiting = {c: self._asked[c] for c in at_work if c not in over}
         limit = self._federation.config.federation.round_timeout
         keys = {asked.key: client for client, asked in waiting.items() if asked.key is not None}
         came = {keys[key]: good for key, good in self._grid.look(keys).items()}

@@ -130,6 +130,7 @@ class RoundMessages:
         model_of, first = self.federation.exchange.model_of, self.federation.models.first
         silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
         silent |= {*report.late}
+        silent |= {*round_.cohort} - round_.nodes.keys()  # who left, and answered all the same
         asked = [client for client in round_.cohort if client not in silent]
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         now = replace(round_, versions={})

@@ -25,7 +25,7 @@ class Network:
     def __init__(self, **words):
         self.words = {name: list(said) for name, said in words.items()}
         self.nodes = {name: number for number, name in enumerate(words, 1)}
-        self.met = set(words)
+        self.met, self.late = set(words), set()
         self.sent, self.lost, self.looks, self.away_until = [], set(), 0, {}
 
     def present(self):
@@ -176,6 +176,14 @@ def test_of_very_many_clients_a_line_names_some(deliver):
     delivery, shown = deliver(Network(**{f"c{n:02}": ["stored"] for n in range(30)}))
     assert len(delivery.at_the_end()["clients"]) == 30
     assert shown[0].endswith("c18, c19 and 10 more")
+
+
+def test_during_the_run_nobody_that_works_is_asked_and_taken_for_lost(deliver, folder):
+    network = Network(a=["stored"], b=[], c=[])
+    network.late = {"c"}
+    delivery, _ = deliver(network, every=2)
+    delivery.during(folder.encoder, {"b"})
+    assert [name for name, _ in network.sent] == ["a"] and not network.lost
 
 
 def test_during_the_run_it_is_sent_to_who_is_here(deliver, folder):

@@ -25,7 +25,7 @@ class PacedGrid(SuperLinkGrid):
     def __init__(self, app, seconds=SECONDS, failing=()):
         self._inline, self.seconds, self.failing = InlineGrid(app), seconds, failing
         self.now, self._due, self.tasks, self.given_up = 0.0, {}, [], []
-        self._uploads = {}
+        self._uploads, self.failed = {}, []
 
     def get_node_ids(self):
         return self._inline.get_node_ids()
@@ -46,8 +46,9 @@ class PacedGrid(SuperLinkGrid):
         return {key: self._due[key][1] not in self.failing for at, key in due if at <= self.now}
 
     def fetch(self, key, message):
-        _, client, message = self._due.pop(key)
+        _, client, message = self._due[key]
         if client in self.failing:
+            self.failed.append(key)
             return Message(Error(code=1, reason="it failed"), reply_to=message)
         (reply,) = self._inline.send_and_receive([message])
         return reply
@@ -216,3 +217,48 @@ def test_a_resumed_run_asks_all_clients_anew(federate, real):
     assert [(c, n) for c, n, _ in grids[0].tasks][:4] == [("a", 3), ("b", 3), ("c", 3), ("d", 3)]
     assert arrivals(run)[2] == [["a", 2], ["b", 2]]
     assert not any(name.startswith("exchange/") for name in run.state)
+
+
+def test_who_has_left_and_answered_all_the_same_is_not_asked_for_scores(federate, real):
+    class Leaves(Here):
+        def connected(self):
+            if any(client == "a" and number == 2 for client, number, _ in self._grid.tasks):
+                self._nodes.pop("d", None)
+                self._min_clients = 3
+            return super().connected()
+
+    run = federate(
+        real("evaluation.unsupervised=true", "evaluation.every=1"), grid=PacedGrid, members=Leaves
+    )
+    late = next(n for n, round_ in enumerate(arrivals(run), 1) if "d" in dict(round_))
+    assert late > 2 and "unsupervised" in run.records[late]
+
+
+def test_of_clients_that_fail_at_once_each_failure_is_fetched_once(federate, real):
+    grids = []
+
+    def grid(app):
+        grids.append(PacedGrid(app, {**SECONDS, "a": 1.0, "b": 1.0}, failing=("a", "b")))
+        return grids[0]
+
+    federate(real("federation.rounds=1"), grid=grid, members=Here)
+    assert sorted(key[0] for key in grids[0].failed) == ["a", "b"]
+
+
+def test_a_client_that_came_back_on_another_node_is_sent_its_task_there(federate, real):
+    nodes = []
+
+    class Returns(Here):
+        def connected(self):
+            before = super().connected()
+            if self._grid.tasks:  # while the second round is on
+                self._nodes["a"] = 77
+            return before
+
+    class Noted(PacedGrid):
+        def push_messages(self, messages):
+            nodes.extend((m.content[CONFIG]["client"], m.metadata.dst_node_id) for m in messages)
+            return super().push_messages(messages)
+
+    federate(real("federation.rounds=2"), grid=Noted, members=Returns)
+    assert [node == 77 for client, node in nodes if client == "a"] == [False, True]
