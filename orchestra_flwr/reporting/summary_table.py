@@ -31,7 +31,7 @@ LABEL_FREE = (  # by name, short enough for a terminal, and where they stand in 
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line
 STATISTICS = {  # by the key of scores before training that the table does not show
-    "initial_statistics": "BatchNorm's initial statistics",
+    "initial_statistics": "BatchNorm's initial statistics, which are of no images (no baseline)",
     "loaded_statistics": "BatchNorm's statistics as loaded",
     "recalibrated_statistics": "BatchNorm's statistics of the server's images",
 }

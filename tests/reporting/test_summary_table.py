@@ -111,7 +111,7 @@ def test_standard_errors_stand_beside_the_accuracies():
 
 def test_other_statistics_of_the_encoder_before_training_are_a_line_if_they_matter():
     for kind, says in (
-        ("initial", "BatchNorm's initial statistics"),
+        ("initial", "BatchNorm's initial statistics, which are of no images (no baseline)"),
         ("loaded", "BatchNorm's statistics as loaded"),
         ("recalibrated", "BatchNorm's statistics of the server's images"),
     ):

@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(USAGE, end="")
             return
         if not words or words[0] not in SUBCOMMANDS:
-            wrong = f"{words[0]}: " if words else "a command must be given, "
-            raise ConfigError(f"{wrong}must be one of {', '.join(SUBCOMMANDS)} (see --help)")
+            wrong = f"{words[0]}: must be" if words else "a command must be given:"
+            raise ConfigError(f"{wrong} one of {', '.join(SUBCOMMANDS)} (see --help)")
         name, *rest = words
         options, run = SUBCOMMANDS[name]
         try:

@@ -175,8 +175,8 @@ def make_site(options: SiteOptions) -> None:
     print(f"made {place} with {', '.join(made)}; nothing in it is secret\n\nnext:")
     if options.zip:
         print("- tell each site the SHA-256 of its zip by another way, and let it compare:")
-        for each in files:
-            print(f"    {hashlib.sha256(each.data).hexdigest()}  {each.path.name}")
+        for file in files:
+            print(f"    {hashlib.sha256(file.data).hexdigest()}  {file.path.name}")
     print(
         "- bring each to its site, where `sh start.sh` makes the key and prints its public half\n"
         "- register that half here, after a call to the site:\n"

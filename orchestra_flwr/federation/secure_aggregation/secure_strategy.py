@@ -1,4 +1,4 @@
-"""A round whose results the server sees as one sum: the five stages of the protocol, as messages.
+"""A round whose results the server sees as one sum: the six stages of the protocol, as messages.
 
 Plausibility is judged of the sum. A round without a sum ends the run in one line, and nothing of
 it is known then; `resume=` goes on after the round before.

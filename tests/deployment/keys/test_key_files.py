@@ -34,7 +34,7 @@ def mode(path: Path) -> int:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ((), "must be one of server, client, site, register, revoke, list"),
+        ((), "a command must be given: one of server, client, site, register, revoke, list"),
         (("make",), "make"),
         (("server", "folder=s"), "host: must be given"),
         (("server", "folder=s", "client=a"), "host: must be given"),
