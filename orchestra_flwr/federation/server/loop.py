@@ -170,7 +170,12 @@ class _Run:
 
     def run(self) -> dict[str, Any]:
         with self._trackers() as self.trackers:
-            return self._run()
+            try:
+                return self._run()
+            except FederationError:
+                if self.work is not None:
+                    self.work.give_up()
+                raise
 
     def _trackers(self) -> Trackers:
         identity = run_id(self.folder.checkpoint) if self.config.logging.trackers else ""

@@ -14,6 +14,7 @@ from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
+from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
@@ -141,7 +142,7 @@ class ConnectedMembers:
 
     def __init__(
         self,
-        grid: Grid,
+        grid: StreamingGrid,
         greeting: ConfigRecord,
         min_clients: int,
         show: Callable[[str], None],
@@ -162,6 +163,7 @@ class ConnectedMembers:
         self.met: set[str] = set()  # all that ever joined
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
+        self._patience: dict[int, float] = {}  # node -> seconds until it is greeted once more
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
         self._refused: dict[int, _Refusal] = {}
         self._lost: set[int] = set()  # nodes that did not answer in a round: nobody waits for them
@@ -232,12 +234,16 @@ class ConnectedMembers:
         for node in self._refused.keys() - set(present):
             self._note("left", self._refused.pop(node).who, "")
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
+        self._patience = {n: wait for n, wait in self._patience.items() if n in present}
 
     def _greet_new(self, present: Collection[int]) -> None:
         now = time.monotonic()
-        for node, (_, sent) in list(self._greeted.items()):
-            if now - sent > GREETED_AGAIN_SECONDS:  # nobody waits for it any more
-                self._lost.add(node)
+        for node, (message_id, sent) in list(self._greeted.items()):
+            patience = self._patience.get(node, GREETED_AGAIN_SECONDS)
+            if now - sent > patience:
+                self._lost.add(node)  # nobody waits for it any more
+                self._patience[node] = min(2 * patience, MAX_RETRY_SECONDS)
+                self._grid.give_up(message_id)
                 del self._greeted[node]
         due = {node for node, refusal in self._refused.items() if now >= refusal.until}
         for node in sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys()):
@@ -261,6 +267,7 @@ class ConnectedMembers:
 
     def _answered(self, node: int) -> None:
         del self._greeted[node]
+        self._patience.pop(node, None)
         self._answered_nodes.add(node)
         self._lost.discard(node)
 

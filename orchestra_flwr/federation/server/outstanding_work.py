@@ -51,6 +51,7 @@ class OutstandingWork:
 
     Attributes:
         began: when the round began, as `time.perf_counter` counts.
+        results: that the round waits for.
     """
 
     resumable = False
@@ -67,6 +68,7 @@ class OutstandingWork:
         self._members = members
         self._started = started
         self.began = 0.0
+        self.results = 0
         self._round = Round(0, {})
         self._asked: dict[str, _Asked] = {}
         self._answered: list[str] = []  # clients, in the order in which their replies came
@@ -96,6 +98,7 @@ class OutstandingWork:
             results: that it waits for.
         """
         self._round, self._sent, self.began = round_, RoundReport(), time.perf_counter()
+        self.results = results
         self._started(round_.number, results, "training")
 
     @property
@@ -132,6 +135,7 @@ class OutstandingWork:
             self._look(at_work)
             for client in [*self._failed, *self._answered]:
                 if client in at_work:
+                    self._federation.on_client(client, client not in self._failed)
                     return client, client not in self._failed
             if time.monotonic() - met > MEET_SECONDS:  # who comes meanwhile is greeted
                 self._members.present()
@@ -148,6 +152,10 @@ class OutstandingWork:
                 self._answered.remove(client)
                 assert asked.key is not None
                 yield self._grid.fetch(asked.key, asked.message)
+
+    def since(self, clients: Sequence[str]) -> float:
+        """When the first of these clients was asked, as `time.perf_counter` counts."""
+        return min(self._asked[client].since for client in clients)
 
     @property
     def failed(self) -> list[str]:

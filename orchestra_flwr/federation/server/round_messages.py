@@ -83,17 +83,27 @@ class RoundMessages:
             run = run_id(self.folder.checkpoint)
             secure.exchange(self.grid, timeout, run, self.members.verify)
             return
-        strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
         if self.work is not None and round_.versions:
-            report.bytes_down += self.work.bytes_sent
-            strategy.aggregate_train(round_.number, self.work.replies(round_.cohort))
+            self._arrived(round_, stage, report, self.work)
             return
+        strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
         messages = strategy.configure_train(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
         if self.ends_early and not round_.versions:
             strategy.aggregate_first(self._first_replies(round_, strategy, messages))
             return
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         strategy.aggregate_train(round_.number, replies)
+
+    def _arrived(
+        self, round_: Round, stage: Stage, report: RoundReport, work: OutstandingWork
+    ) -> None:
+        """Updates the models by results that have come, and were shown when they came."""
+        shown = replace(self.federation, on_client=lambda client, ok: None)
+        strategy = OrchestraStrategy(shown, round_, stage, report)
+        strategy.began = work.since(round_.cohort)
+        report.bytes_down += work.bytes_sent
+        strategy.aggregate_train(round_.number, work.replies(round_.cohort))
+        report.asked = min(report.asked, work.results)  # who fails is none of those waited for
 
     def _after(self, round_: Round, report: RoundReport) -> None:
         """Says what a person should know of a round, and checks whether it may count."""

@@ -56,6 +56,10 @@ class OrchestraStrategy(Strategy):
         stage: the tasks of the stage.
         report: what happens is added to it.
         number: of the stage in the round.
+
+    Attributes:
+        began: when the first client was asked, as `time.perf_counter` counts: no client can have
+            worked for longer.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class OrchestraStrategy(Strategy):
         self._config = federation.config
         self._schemas = federation.schemas
         self._models = federation.models
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
 
@@ -308,7 +312,7 @@ class OrchestraStrategy(Strategy):
                 f"{reply.examples}, which count"
             )
         reply = self._refreshed(task.client, reply, update)
-        elapsed = time.perf_counter() - self._began
+        elapsed = time.perf_counter() - self.began
         seconds = min(max(0.0, reply.metrics.get("seconds", 0.0)), elapsed)
         return replace(reply, metrics={**reply.metrics, "seconds": seconds})
 

@@ -24,6 +24,10 @@ class Network:
         self.sent = []  # messages
         self.answers = {}  # node id -> what it sent, or the word for its failure
         self.pauses = 0
+        self.given_up = []
+
+    def give_up(self, message_id):
+        self.given_up.append(message_id)
 
     def get_nodes(self):
         return [NodeInfo(node_id=node, name=name) for node, name in self.nodes.items()]
@@ -240,6 +244,13 @@ def test_a_greeting_that_was_lost_is_sent_again_and_holds_up_nobody(network, mem
     now = 61.0
     assert here.connected() == {"a": 7}  # without a pause
     assert [message.metadata.dst_node_id for message in network.sent] == [7, 8, 8]
+    assert network.given_up == ["1"]
+    now = 170.0
+    here.present()
+    assert len(network.sent) == 3  # less and less often
+    now = 182.0
+    here.present()
+    assert len(network.sent) == 4 and network.given_up == ["1", "2"]
     network.join(8, "b")
     assert here.present() == {"a": 7, "b": 8}
 
@@ -268,7 +279,7 @@ def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
     known.connected()
     left = {name: value for name, value in vars(known).items() if isinstance(value, set | dict)}
     assert left.pop("met") == {"a"}  # the names of all that ever joined
-    assert len(left) == 8 and not any(left.values()), left
+    assert len(left) == 9 and not any(left.values()), left
 
 
 def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):

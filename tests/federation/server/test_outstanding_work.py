@@ -167,6 +167,25 @@ def test_clients_that_fail_are_dropped_and_the_others_fill_the_buffer(federate, 
     assert first["dropped"] == [{"client": "b", "reason": "it failed"}] or "b" in str(first)
 
 
+def test_failures_beside_a_full_buffer_end_no_run(federate, real):
+    failing = lambda app: PacedGrid(app, failing=("a", "b"))  # noqa: E731
+    run = federate(real("federation.min_success=0.9"), grid=failing, members=Here)
+    clients = run.records[1]["clients"]
+    assert clients["ok"] == 2 and len(clients["dropped"]) == 2
+
+
+def test_the_seconds_of_clients_are_those_since_they_were_asked(
+    federate, real, watched, monkeypatch
+):
+    monkeypatch.setattr(outstanding_work, "LOOK_SECONDS", 0.01)  # 24 looks in the first round
+
+    def slow(client, round_, sent, reply):
+        reply.content["metrics"]["seconds"] = 0.15
+
+    run = federate(real("federation.rounds=1"), app=watched(slow), grid=PacedGrid, members=Here)
+    assert run.records[1]["clients"]["mean_seconds"] == pytest.approx(0.15)
+
+
 def test_a_client_that_never_answers_is_given_up_after_the_timeout(federate, real):
     members = []
 
@@ -183,8 +202,23 @@ def test_a_client_that_never_answers_is_given_up_after_the_timeout(federate, rea
 
 def test_where_all_fail_the_run_ends_in_a_line(federate, real):
     failing = lambda app: PacedGrid(app, failing=tuple("abcd"))  # noqa: E731
-    with pytest.raises(FederationError, match="round 1: 0 of 4 clients answered well"):
+    with pytest.raises(FederationError, match="round 1: 0 of 2 clients answered well"):
         federate(real(), grid=failing, members=Here)
+
+
+def test_what_is_under_way_is_given_up_when_the_run_fails(federate, real, watched):
+    grids = []
+
+    def grid(app):
+        grids.append(PacedGrid(app))
+        return grids[0]
+
+    def broken(client, round_, sent, reply):
+        return Message(Error(code=1, reason="it failed"), reply_to=reply) if client == "a" else None
+
+    with pytest.raises(FederationError, match="round 1: 1 of 2 clients answered well"):
+        federate(real("federation.min_success=1"), app=watched(broken), grid=grid, members=Here)
+    assert len(grids[0].given_up) == 2  # of c and d
 
 
 def test_a_resumed_run_asks_all_clients_anew(federate, real):
