@@ -21,6 +21,7 @@ from typing import Any
 from common import free_port, table, write
 from many_clients import ROOT, Server
 from PIL import Image
+from time_to_score import WAYS as VIRTUAL
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data import ImageSet, load_dataset
@@ -33,12 +34,7 @@ SETTING = (
     "evaluation.limit=1000", "logging.progress=plain", "device=cpu",
 )  # fmt: skip
 WAYS = {
-    "all awaited": ("federation.rounds=16",),
-    "enough=0.8, oversample=1.25": (
-        "federation.rounds=20",
-        "federation.enough=0.8",
-        "federation.oversample=1.25",
-    ),
+    **{way: options for way, options in VIRTUAL.items() if not way.startswith("buffered")},
     "buffered, 3 results": ("exchange=buffered", "exchange.buffer=3", "federation.rounds=27"),
 }
 

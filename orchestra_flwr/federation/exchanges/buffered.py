@@ -134,10 +134,9 @@ class Buffered(Asynchronous, Exchange):
                 self._at_work[client] = [round_ - 1, end]
             if not self._at_work:
                 break
-            here = [*clients, *self._at_work]  # who has left may answer all the same
-            client, answered = work.next(
-                {c: self._at_work[c][1] for c in here if c in self._at_work}
-            )
+            known = [*clients, *self._at_work]  # who has left may answer all the same
+            ends = {name: self._at_work[name][1] for name in known if name in self._at_work}
+            client, answered = work.next(ends)
             version, _ = self._at_work.pop(client)
             if answered:
                 self._arrived.append((client, int(version)))

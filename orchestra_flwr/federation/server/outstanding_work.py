@@ -99,6 +99,9 @@ class OutstandingWork:
         """
         self._round, self._sent, self.began = round_, RoundReport(), time.perf_counter()
         self.results = results
+        models, exchange = self._federation.models, self._federation.exchange
+        assert isinstance(exchange, Asynchronous)
+        exchange.remember(round_.number - 1, models.arrays(models.first))
         self._started(round_.number, results, "training")
 
     @property
@@ -107,8 +110,8 @@ class OutstandingWork:
         return {client: asked.images for client, asked in self._asked.items()}
 
     def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
-        """Those of the clients that are still here."""
-        here = self._members.present()
+        """Those of the clients that are still here; waits until enough are where nobody works."""
+        here = self._members.connected() if wait else self._members.present()
         # One that left and came back may run on another node.
         self._round = replace(self._round, nodes={**self._round.nodes, **here})
         return [client for client in clients if client in here]
@@ -117,7 +120,9 @@ class OutstandingWork:
         """Sends the newest model; returns when, as `time.perf_counter` counts."""
         self._grid.delete_late_replies()
         tasks = tuple(Task(client, (self._federation.models.first,)) for client in clients)
-        strategy = OrchestraStrategy(self._federation, self._round, Stage(tasks), self._sent)
+        # What is remembered is sent: it need not be encoded again for each that begins.
+        round_ = replace(self._round, versions=dict.fromkeys(clients, self._round.number - 1))
+        strategy = OrchestraStrategy(self._federation, round_, Stage(tasks), self._sent)
         messages = strategy.configure_train(
             self._round.number, ArrayRecord(), ConfigRecord(), self._grid
         )

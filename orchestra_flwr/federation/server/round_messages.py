@@ -62,7 +62,7 @@ class RoundMessages:
         exchange, models = self.federation.exchange, self.federation.models
         release = self.federation.release
         label = "training" if round_.trains or not release else f"first {release.label}"
-        if isinstance(exchange, Asynchronous) and round_.trains:
+        if isinstance(exchange, Asynchronous) and round_.trains and self.work is None:
             exchange.remember(round_.number - 1, models.arrays(models.first))
         stages = exchange.stages(round_.number, round_.cohort)
         for number, stage in enumerate(stages):

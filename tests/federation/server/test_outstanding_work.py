@@ -9,6 +9,7 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server import outstanding_work
 from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.reporting import RunFolder
@@ -135,14 +136,48 @@ def test_updates_of_real_clients_worked_by_hand(federate, real):
     assert run.summary["bytes_down"] == model_bytes * len(grids[0].tasks) > 0
 
 
-def test_a_replay_in_a_simulation_has_the_same_bits(federate, real, toy):
-    run = federate(real(), grid=PacedGrid, members=Here)
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_a_replay_in_a_simulation_has_the_same_bits(federate, real, toy, wire):
+    run = federate(real(f"federation.wire={wire}"), grid=PacedGrid, members=Here)
     replay = ("exchange=buffered", f"exchange.replay={run.folder.path}")
     uniform = ("federation.weighting=uniform", "federation.rounds=7")
-    again = federate(toy(*replay, *uniform, run="replay"))
+    again = federate(toy(*replay, *uniform, f"federation.wire={wire}", run="replay"))
     assert arrivals(run) == arrivals(again)
     for name, tensor in again.state.items():
         assert name.startswith("exchange/") or tensor.equal(run.state[name])
+
+
+def test_a_model_is_encoded_once_however_many_begin_with_it(federate, real, monkeypatch):
+    encoded, arrays = [], Models.arrays
+    monkeypatch.setattr(
+        Models, "arrays", lambda self, name: encoded.append(name) or arrays(self, name)
+    )
+    federate(real(), grid=PacedGrid, members=Here)
+    assert len(encoded) == 7  # rounds, in which 16 clients began
+
+
+def test_where_all_have_left_a_round_waits_for_clients(federate, real):
+    members = []
+
+    class Leaving(Here):
+        """All leave when the third round begins, and come back when somebody waits for them."""
+
+        waited = 0
+
+        def present(self):
+            return {} if self.waited == 4 else super().present()
+
+        def connected(self):
+            self.waited += 1
+            return self._nodes
+
+    def here(grid, parts):
+        members.append(Leaving(grid, parts))
+        return members[0]
+
+    run = federate(real("exchange.buffer=4"), grid=PacedGrid, members=here)
+    assert all(len(round_) == 4 for round_ in arrivals(run))
+    assert members[0].waited == 14  # where nobody works each round, too
 
 
 def test_a_client_is_told_the_round_of_its_own_work_that_was_used(federate, real):
