@@ -207,7 +207,7 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
         "opened", (0, False), (1, False), (1, True),
     ]  # fmt: skip
     assert run.waits == [0, 0, 60]  # to be met takes a moment
-    assert "run 0002: its encoder goes to b" in capsys.readouterr().out
+    assert "run 0002: its encoder goes to b\n" in capsys.readouterr().out
     assert [each.state for each in queue.runs()] == ["done", "done"]
     failed = FederationError("no")
     assert run(failed, sleep=[back("b")]) == ["opened", (1, True)]  # a new start tries again
