@@ -84,6 +84,13 @@ class TestDeployFiles:
         assert (tmp_path / "new" / chart).read_bytes() == (ROOT / "deploy" / chart).read_bytes()
         assert f"{tmp_path}/new/compose.yaml" in capsys.readouterr().out.splitlines()
 
+    def test_are_copied_to_the_home_folder(self, tmp_path, monkeypatch):
+        """Shells but bash leave the ~ behind a = as it is, and a folder of this name was made."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        assert deployment.main(["folder=~/new"]) == 0
+        assert (tmp_path / "new" / "compose.yaml").is_file()
+
     @pytest.mark.parametrize(
         ("words", "says"),
         [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestra_flwr.commands.endings import run_command
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.files import at_home
 
 USAGE = """\
 usage: python -m orchestra_flwr.deployment folder=deploy
@@ -14,7 +15,7 @@ usage: python -m orchestra_flwr.deployment folder=deploy
 Makes the folder, with systemd units, a Compose file, a Helm chart, a job for KubeRay, a Grafana
 dashboard and alert rules for Prometheus. What each is for: docs/deployment.md, docs/operate.md.
 
-Exit code 0: done, 2: an error, and nothing was written.
+Exit code 0: done, 2: an error. A folder that is there is left as it is.
 """
 
 
@@ -30,18 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def work() -> None:
-        key, _, folder = words[0].partition("=") if len(words) == 1 else ("", "", "")
+        key, _, value = words[0].partition("=") if len(words) == 1 else ("", "", "")
         if key in ("--help", "-h"):
             print(USAGE, end="")
             return
-        if key != "folder" or not folder:
+        if key != "folder" or not value:
             raise ConfigError("folder= must name the folder to be made (see --help)")
+        folder = at_home(value)
         try:
             shutil.copytree(source(), folder, ignore=shutil.ignore_patterns("__pycache__"))
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"folder={folder}: cannot be made: {reason}") from None
-        print("\n".join(sorted(str(path) for path in Path(folder).iterdir())))
+        print("\n".join(sorted(str(path) for path in folder.iterdir())))
 
     return run_command(work, "stopped")
 

@@ -118,6 +118,14 @@ def test_a_queue_that_others_may_write_to_is_refused_by_server_and_submit(
     assert "belongs to another user" in capsys.readouterr().err
 
 
+def test_a_queue_that_somebody_else_made_a_moment_ago_is_refused(tmp_path):
+    queue = RunQueue(tmp_path / "runs")
+    queue.folder.mkdir()
+    queue.folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write to it"):
+        queue.make()
+
+
 def test_relative_paths_are_those_of_who_submits(submit, monkeypatch):
     Path("photos").mkdir()
     run = RunQueue(Path("runs")).put(run_to_submit(["model.width=8", "data.root=photos"]))

@@ -48,9 +48,11 @@ while IFS= read -r line || [ -n "$line" ]; do
     esac
 done <client.conf
 root=
+security=security
 for each in "$@"; do
     case $each in
     data.root=*) root=${each#*=} ;;
+    security=*) security=${each#*=} ;;
     esac
 done
 case $root in
@@ -68,5 +70,11 @@ if ! has_package "$python"; then
 fi
 
 umask 077
-[ -e security/client.key ] || "$python" -P -m orchestra_flwr.deployment.keys client name="$name"
+case $security in
+'~'*) ;;
+*)
+    [ -e "$security/client.key" ] ||
+        "$python" -P -m orchestra_flwr.deployment.keys client name="$name" folder="$security"
+    ;;
+esac
 exec "$python" -P -c 'import sys; from orchestra_flwr.cli import client_main; sys.exit(client_main())' "$@"

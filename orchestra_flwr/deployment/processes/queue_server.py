@@ -1,5 +1,6 @@
 """A server that runs what is submitted to it, one after the other; clients stay connected."""
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from orchestra_flwr.reporting import RunFolder, make_progress
 POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 60.0
 LATE_SECONDS = 60.0  # at least, in which clients that are back are met and take the encoder
+AGAIN_SECONDS = 3600.0  # after which who still has no encoder is offered it again
 FULL = 2**24  # bytes: a disk with less is why a run failed, and the next one would fail as well
 
 
@@ -67,7 +69,7 @@ class _QueueServer:
         self._log = log
         self._say = say
         self._report = station.report
-        self._offered: set[tuple[str, str]] = set()  # run and client that was back once
+        self._offered: dict[tuple[str, str], float] = {}  # run and client -> when, by monotonic
 
     def serve(self) -> None:
         idle = False
@@ -137,36 +139,42 @@ class _QueueServer:
     def _deliver_late(self) -> bool:
         """Sends the latest encoder to clients that were away and are back; whether it was tried.
 
-        Each is offered it once, by the run itself, which is resumed at its end.
+        The run itself does it, which is resumed at its end. A client that did not get it then, as
+        one whose network failed again, is offered it again after `AGAIN_SECONDS`.
         """
-        done = [run for run in self._queue.runs() if run.state == DONE]
-        if not done:
+        run = next((run for run in reversed(self._queue.runs()) if run.state == DONE), None)
+        if run is None:
             return False
-        run = done[-1]
-        back = self._away(run) & {*self._station.connected}
-        back = {name for name in back if (run.name, str(name)) not in self._offered}
-        if not back:
+        now = time.monotonic()
+        offers = {
+            (run.name, name): now
+            for name in self._away(run).intersection(self._station.connected)
+            if now - self._offered.get((run.name, name), -math.inf) > AGAIN_SECONDS
+        }
+        if not offers:
             return False
-        self._offered |= {(run.name, str(name)) for name in back}
-        self._say(f"run {run.name}: its encoder goes to {', '.join(sorted(map(str, back)))}")
+        names = ", ".join(sorted(name for _, name in offers))
+        self._say(f"run {run.name}: its encoder goes to {names}")
         try:
             config = run.config(self._config)
             wait = max(config.share.wait, LATE_SECONDS)
             share = config.share.model_copy(update={"wait": wait})
             config = config.model_copy(update={"share": share})
             self._serve(run, config, self._has_work, shows_summary=False)
-        except RunCancelledError as why:
+        except RunCancelledError as why:  # that one may fail: then this is still the latest one
+            offers = {}
             self._say(f"run {run.name}: its encoder was not sent to all: {why}")
         except Exception as error:
             check_alive(self._station.link)
             self._say(f"run {run.name}: its encoder was not sent: {error}", level="warning")
+        self._offered |= offers
         self._station.report = self._report
         return True
 
     def _has_work(self) -> str:
         return "another run waits" if self._queue.next() is not None else ""
 
-    def _away(self, run: QueuedRun) -> set[str | None]:
+    def _away(self, run: QueuedRun) -> set[str]:
         with suppress(OSError, ValueError, LookupError, TypeError):
             return {*read_json(run.folder / "summary.json")["encoder_sent"]["away"]}
         return set()

@@ -34,7 +34,7 @@ class QueueLog(AuditLog):
     def update(self) -> None:
         """Notes what was submitted, cancelled or ended since the last time."""
         for run in self._queue.runs():
-            if run.name in self._noted[ENDED] | self._noted[CANCELLED]:
+            if run.name in self._noted[ENDED] or run.name in self._noted[CANCELLED]:
                 continue
             if run.name not in self._noted[SUBMITTED]:
                 with suppress(OSError):  # somebody removes it now

@@ -201,6 +201,24 @@ def test_a_new_request_may_be_answered_before_the_old_one():
     asyncio.run(both())
 
 
+def test_a_client_counts_as_connected_between_two_requests(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+
+    async def connected():
+        waits = waiting.Waiting()
+        with waits.waiter(1, asyncio.Event().wait, 60, b"a"):
+            yield waits.keys()
+        yield waits.keys()
+        now[0] += waiting.GAP_SECONDS + 1
+        yield waits.keys()
+
+    async def seen():
+        return [keys async for keys in connected()]
+
+    assert asyncio.run(seen()) == [[b"a"], [b"a"], []]
+
+
 def post(gate, path):
     connection = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
     connection.request("POST", path, b"any")

@@ -133,6 +133,16 @@ def test_the_first_start_makes_the_key_at_the_site(keys, security, tmp_path):
     assert "hospital-a" in registered(security)
 
 
+def test_the_key_is_made_where_the_client_looks_for_it(keys, security, tmp_path):
+    """Else the site registers one key, and its client comes with another."""
+    assert keys("site", "name=a", SERVER, f"images={tmp_path}")[0] == 0
+    folder, other = security / "sites" / "a", tmp_path / "my keys"
+    done = start(folder, "security=my keys", cwd=tmp_path)
+    assert (other / "client.pub").read_text().strip() in done.stdout
+    assert not (folder / "security" / "client.key").exists()
+    assert "made" not in start(folder, f"security={other}").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -47,6 +47,9 @@ def serving(tmp_path, monkeypatch):
         served.append((config.seed, config.resume is not None))
         waits.append(config.share.wait)
         assert cancelled() == ""
+        if outcome == "interrupt":
+            queue.put(run_to_submit([*TINY, "seed=9"]))
+            raise RunCancelledError(cancelled())
         if outcome == "cancel":
             queue.cancel(folder.path.parent.name)
             raise RunCancelledError(cancelled())
@@ -204,9 +207,40 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
         "opened", (0, False), (1, False), (1, True),
     ]  # fmt: skip
     assert run.waits == [0, 0, 60]  # to be met takes a moment
-    assert "run 0002: its encoder goes to b" in capsys.readouterr().out
+    assert "run 0002: its encoder goes to b\n" in capsys.readouterr().out
     assert [each.state for each in queue.runs()] == ["done", "done"]
     failed = FederationError("no")
     assert run(failed, sleep=[back("b")]) == ["opened", (1, True)]  # a new start tries again
     assert "its encoder was not sent: no" in capsys.readouterr().out
     assert queue.runs()[1].state == "done"
+
+
+@pytest.mark.parametrize("seconds", [60, 2 * queue_server.AGAIN_SECONDS])
+def test_a_client_that_left_before_it_had_the_encoder_gets_it_later(serving, monkeypatch, seconds):
+    """It was offered once for ever: a second failure of its network was the end of it."""
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+    now = [0.0]
+    monkeypatch.setattr(queue_server.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(queue_server, "read_json", lambda path: {"encoder_sent": {"away": ["b"]}})
+
+    def back(station):
+        station.connected[:] = ["b"]
+
+    def wait(_):
+        now[0] += seconds
+
+    offers = run({}, {}, {}, sleep=[wait, back])[2:]
+    assert offers == [(0, True)] * (1 if seconds == 60 else 2)
+
+
+def test_a_run_that_interrupts_a_delivery_and_fails_does_not_end_it(serving, monkeypatch):
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+    monkeypatch.setattr(queue_server, "read_json", lambda path: {"encoder_sent": {"away": ["b"]}})
+
+    def back(station):
+        station.connected[:] = ["b"]
+
+    served = run({}, "interrupt", FederationError("no"), {}, sleep=[back])
+    assert served[1:] == [(0, False), (0, True), (9, False), (0, True)]
