@@ -213,7 +213,7 @@ def test_a_sum_in_a_plain_run_is_refused(worker, configured, ask, task, said):
     ("shares", {}, {}, "a message that is none"),
     ("shares", 3, {}, "a message that is none"),
     ("keys", {"run": "x"}, {}, "a message that is none"),
-    ("unmask", {"signatures": {}}, {}, "asked for stage unmask, and it is shares"),
+    ("unmask", {"signatures": {}, "views": {}}, {}, "asked for stage unmask, and it is shares"),
     ("everything", {}, {}, "'everything' is no stage of secure aggregation"),
 ])  # fmt: skip
 def test_what_it_does_not_do(talk, said, stage, text, entries, why):
