@@ -169,7 +169,8 @@ def test_who_measures_other_things_leaves_the_round_without_losses(tiny, federat
 @pytest.mark.parametrize(("stage", "text"), [
     ("keys", '["0"]'), ("keys", "x"), ("keys", '["1", "00", "00", ""]'), ("shares", '{"boxes": 3}'),
     ("shares", "{}"), ("confirm", "3"), ("unmask", '{"own": {"9": "00"}, "keys": {}}'),
-    ("input", ""), ("input", '"loss"'), ("keys", "[" * 100_000), ("input", json.dumps({"metrics": ["m"] * 65, "view": ""})),
+    ("input", ""), ("input", '"loss"'), ("keys", "[" * 100_000),
+    ("input", json.dumps({"metrics": ["m"] * 65, "view": ""})),
 ])  # fmt: skip
 def test_a_reply_that_is_none_drops_its_client(tiny, federate, stage, text):
     def change(now, client, reply):
