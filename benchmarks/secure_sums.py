@@ -85,14 +85,14 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
         meter = meters[name]
         numbers, seed = Numbers(1, 100, 0, {"loss/contrastive": 5.0}), ClientSeed(0, 1, name)
         vector = meter(codec.encode, received + change, received, numbers, count, seed)
-        meter(clients[name].mask, alive, vector)
+        view = meter(clients[name].mask, alive, vector)
         meter.up += sum(part.nbytes for part in vector)
         meter.down += len(json.dumps(alive))
-        at_server(server.take_vector, name, vector)
+        at_server(server.take_vector, name, vector, view)
     survivors, none = server.survivors, Confirmations
     stage(survivors, lambda _: (survivors, none()), "confirm", "take_signature")
     signatures = server.signatures
-    stage(survivors, lambda _: (signatures,), "unmask", "take_unmasking")
+    stage(survivors, lambda name: (signatures, server.views_for(name)), "unmask", "take_unmasking")
     total = at_server(server.total)
     mean, _ = at_server(codec.decode, total, received, count, len(survivors), ["loss/contrastive"])
     # A vector's weights are not cut here, so that the mean is what all have sent.

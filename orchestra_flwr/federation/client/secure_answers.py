@@ -77,7 +77,8 @@ class SecureAnswers:
                 signed = self.current.confirm(asked["survivors"], self.confirmations)
                 return self._reply(task, signed)
             if stage == "unmask":
-                return self._reply(task, self.current.unmask(asked["signatures"]))
+                shares = self.current.unmask(asked["signatures"], asked["views"])
+                return self._reply(task, shares)
         except (KeyError, TypeError, AttributeError) as error:
             raise SumRefusedError(f"stage {stage}: a message that is none: {error!r}") from error
         raise SumRefusedError(f"{stage!r} is no stage of secure aggregation")
@@ -125,8 +126,8 @@ class SecureAnswers:
             metrics = {}  # their names might tell what no noise covers
         seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
         vector = codec.encode(trained, before, numbers, current.count, seed)
-        current.mask(asked["alive"], vector, basis)
-        reply = self._reply(task, sorted(metrics))
+        view = current.mask(asked["alive"], vector, basis)
+        reply = self._reply(task, {"metrics": sorted(metrics), "view": view})
         masked = {f"ring{8 * part.itemsize}": part for part in vector}
         # Rows are differentially private by themselves: other runs have no sum (`excluded.py`).
         reply[ARRAYS] = to_record({**masked, **dict(zip(client.contributes, rows, strict=True))})

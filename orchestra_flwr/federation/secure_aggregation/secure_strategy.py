@@ -96,9 +96,12 @@ class SecureStrategy(OrchestraStrategy):
         self._ask_for_vectors(server.alive)
         survivors = server.survivors
         self._ask("confirm", survivors, lambda _: {"survivors": survivors}, server.take_signature)
-        signatures = {"signatures": server.signatures}
-        signed = sorted(server.signatures)
-        self._ask("unmask", signed, lambda _: signatures, server.take_unmasking)
+        signatures = server.signatures
+        self._ask(
+            "unmask", sorted(signatures),
+            lambda client: {"signatures": signatures, "views": server.views_for(client)},
+            server.take_unmasking,
+        )  # fmt: skip
         return server.total()
 
     def _note_unopened(self) -> None:
@@ -146,7 +149,8 @@ class SecureStrategy(OrchestraStrategy):
         self._sum.basis = self._sum.basis or basis_of(message.content)
         return message
 
-    def _take_vector(self, client: str, names: Any, content: RecordDict) -> None:
+    def _take_vector(self, client: str, about: Any, content: RecordDict) -> None:
+        names, view = about["metrics"], str(about["view"])
         record = content.get(ARRAYS)
         layout = {f"ring{bits}": (bits, size) for bits, size in self._sum.occasion.layout}
         release = self.federation.release
@@ -161,7 +165,7 @@ class SecureStrategy(OrchestraStrategy):
         ]
         if not isinstance(names, list) or len(names) > MOST_METRICS:
             raise ValueError("the names of losses and measures are no list, or too many")
-        self._sum.take_vector(client, vector)
+        self._sum.take_vector(client, vector, view)
         self._names[tuple(map(str, names))] += 1
         self._rows[client] = rows
         self.federation.on_client(client, True)

@@ -172,7 +172,7 @@ class SumClient:
                 self._secrets.held[sender] = pair
         return sorted(unopened)
 
-    def mask(self, alive: Sequence[str], vector: Vector, basis: str = "") -> None:
+    def mask(self, alive: Sequence[str], vector: Vector, basis: str = "") -> str:
         """Masks its vector, in place.
 
         Args:
@@ -180,6 +180,11 @@ class SumClient:
             vector: of the layout that was agreed on.
             basis: a digest of what the vector was made from, which must be the same for all: masks
                 cancel with those of clients alone that have the same.
+
+        Returns:
+            Its signature, in hexadecimal, of what it was shown: only those that were shown the same
+            help to open its own mask. Otherwise a server could show it another list of the living,
+            and the masks with those that it lacks would be missing.
 
         Raises:
             SumRefusedError: too few clients or neighbours are left, another length of vector, or a
@@ -201,6 +206,7 @@ class SumClient:
         primitives.add_mask(vector, self._secrets.own_seed)
         for name, key in keys.items():
             primitives.add_mask(vector, key, 1 if self.name < name else -1)
+        return self._sign(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
         """Its signature, in hexadecimal, of whose vectors are in the sum.
@@ -221,15 +227,19 @@ class SumClient:
             self._refuse(str(error))
         return self._sign(self._confirmed()).hex()
 
-    def unmask(self, signatures: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    def unmask(
+        self, signatures: Mapping[str, str], views: Mapping[str, str]
+    ) -> dict[str, dict[str, str]]:
         """The shares that the sum needs: of each client one of the two, and never again.
 
         Args:
             signatures: what clients returned from :meth:`confirm`, by name.
+            views: what those whose shares it holds returned from :meth:`mask`.
 
         Returns:
             `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
-            whose vectors are in the sum and of the mask keys of those whose are not.
+            whose vectors are in the sum and were masked by what this client was shown as well, and
+            of the mask keys of those whose vectors are not in it.
 
         Raises:
             SumRefusedError: fewer than two thirds of the clients signed the same, or a stage out of
@@ -248,13 +258,14 @@ class SumClient:
                 f"{quorum(self.count)} must"
             )
         shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
+        view = self._view()
         for name in self._secrets.held.keys() & {*self._alive}:
             pair = self._secrets.held[name]
             own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
-            if name in self._survivors:
-                shares["own"][name] = own.hex()
-            else:
+            if name not in self._survivors:
                 shares["keys"][name] = key.hex()
+            elif name == self.name or self._is_signed(name, view, views.get(name, "")):
+                shares["own"][name] = own.hex()
         self._forget()
         return shares
 
@@ -336,10 +347,11 @@ class SumClient:
             self._refuse(f"{what} of {len(names)} of {self.count} clients, {needed} are needed")
         return sorted(names)
 
+    def _view(self) -> bytes:
+        return self.occasion.view(self._roster_digest, self._graph, self._basis, self._alive)
+
     def _confirmed(self) -> bytes:
-        return self.occasion.confirmation(
-            self._roster_digest, self._graph, self._basis, self._alive, self._survivors
-        )
+        return self.occasion.confirmation(self._view(), self._survivors)
 
     def _is_signed(self, name: str, statement: bytes, signature: str) -> bool:
         if self._verify is None:

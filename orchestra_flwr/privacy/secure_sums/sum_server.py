@@ -59,7 +59,7 @@ class SumServer:
         self._unopened: dict[str, set[str]] = {}  # by sender: for whom its box did not open
         self._holding: set[str] = set()  # those that opened their boxes
         self._total: Vector = primitives.zeros(layout)
-        self._survivors: list[str] = []
+        self._views: dict[str, str] = {}  # signatures, by whose vectors came
         self._signatures: dict[str, str] = {}
         self._shares: dict[str, dict[str, list[tuple[str, bytes]]]] = {"own": {}, "keys": {}}
         self.basis = ""  # as for SumClient.mask
@@ -134,7 +134,7 @@ class SumServer:
     def left_out(self) -> list[str]:
         """Clients of whom so many shares did not open that the others cannot be enough.
 
-        Fewer than a third that lie about an honest one's shares cannot bring that about.
+        Fewer than a third of those that it drew cannot bring that about by lying.
         """
         return [
             sender
@@ -151,15 +151,17 @@ class SumServer:
         """
         return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
-    def take_vector(self, name: str, vector: Vector) -> None:
-        """Of the fourth stage: a masked vector, which is added up."""
-        if name not in self.alive or name in self._survivors:
+    def take_vector(self, name: str, vector: Vector, view: str) -> None:
+        """Of the fourth stage: a masked vector, which is added up, and what `mask` returned."""
+        if name not in self.alive or name in self._views:
             raise ValueError("a vector of a client that is not in the sum")
+        if self._verify and not self._verify(name, self._view, bytes.fromhex(view)):
+            raise ValueError("what it masked its vector by is not signed by its registered key")
         if not primitives.fits(vector, self.occasion.layout):
             raise ValueError("a vector of another length or type")
         for total, part in zip(self._total, vector, strict=True):
             np.add(total, part, out=total)
-        self._survivors.append(name)
+        self._views[name] = view
 
     @property
     def survivors(self) -> list[str]:
@@ -168,7 +170,7 @@ class SumServer:
         Raises:
             SumFailedError: they are too few.
         """
-        return self._enough(sorted(self._survivors), "sent their vectors")
+        return self._enough(sorted(self._views), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
         """Of the fifth stage: what :meth:`SumClient.confirm` returned.
@@ -182,7 +184,7 @@ class SumServer:
 
     @property
     def signatures(self) -> dict[str, str]:
-        """What the last stage sends.
+        """What the last stage sends to all.
 
         Raises:
             SumFailedError: they are too few.
@@ -190,9 +192,13 @@ class SumServer:
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 
+    def views_for(self, name: str) -> dict[str, str]:
+        """What the last stage sends to one client: of whose shares it holds."""
+        return {s: view for s, view in self._views.items() if name in self._boxes[s]}
+
     def take_unmasking(self, name: str, shares: Mapping[str, Any]) -> None:
         """Of the last stage: what :meth:`SumClient.unmask` returned."""
-        survivors = {*self._survivors}
+        survivors = self._views.keys()
         parsed = {
             kind: {str(owner): bytes.fromhex(share) for owner, share in dict(shares[kind]).items()}
             for kind in ("own", "keys")
@@ -212,7 +218,7 @@ class SumServer:
         Raises:
             SumFailedError: too few shares came, or some are wrong.
         """
-        own = {name: self._own_seed(name) for name in sorted(self._survivors)}
+        own = {name: self._own_seed(name) for name in sorted(self._views)}
         gone = sorted({*self.alive} - own.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]
         for seed in own.values():
@@ -236,10 +242,13 @@ class SumServer:
         return graph_of(self._boxes, self._roster)
 
     @cached_property
+    def _view(self) -> bytes:
+        graph = graph_digest(self._graph)
+        return self.occasion.view(self._roster_digest, graph, self.basis, self.alive)
+
+    @cached_property
     def _confirmation(self) -> bytes:
-        return self.occasion.confirmation(
-            self._roster_digest, graph_digest(self._graph), self.basis, self.alive, self._survivors
-        )
+        return self.occasion.confirmation(self._view, self._views)
 
     def _own_seed(self, name: str) -> bytes:
         about = self.occasion.statement("commitment", name)
@@ -250,7 +259,7 @@ class SumServer:
 
     def _masks_for(self, gone: str) -> Iterator[tuple[bytes, int]]:
         """What takes out of the sum what its neighbours added for a client that is gone."""
-        neighbours = [each for each in self._survivors if self._are_neighbours(gone, each)]
+        neighbours = [each for each in self._views if self._are_neighbours(gone, each)]
         if not neighbours:
             return
         promised = self._roster[gone].mask_key

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-LABEL = "orchestra_flwr secure sum 3"  # raised whenever the meaning of a stage changes
+LABEL = "orchestra_flwr secure sum 4"  # raised whenever the meaning of a stage changes
 MOST_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 
@@ -58,20 +58,25 @@ class Occasion:
         """
         return self.statement("input", roster, *sorted((one, other)), basis)
 
-    def confirmation(
-        self, roster: str, graph: str, basis: str, alive: Iterable[str], survivors: Iterable[str]
-    ) -> bytes:
-        """What clients sign before they open a sum, all the same.
+    def view(self, roster: str, graph: str, basis: str, alive: Iterable[str]) -> bytes:
+        """By what a client masks its vector, which it signs with it.
 
         Args:
             roster: as :func:`roster_digest`.
             graph: as :func:`graph_digest`.
             basis: as for `SumClient.mask`.
             alive: clients that were left when vectors were asked for.
+        """
+        return self.statement("view", roster, graph, basis, names_digest(alive))
+
+    def confirmation(self, view: bytes, survivors: Iterable[str]) -> bytes:
+        """What clients sign before they open a sum, all the same.
+
+        Args:
+            view: as :meth:`view`.
             survivors: those whose vectors came.
         """
-        sets = map(names_digest, (alive, survivors))
-        return self.statement("confirm", roster, graph, basis, *sets)
+        return self.statement("confirm", hashlib.sha256(view).hexdigest(), names_digest(survivors))
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,12 @@ class Talk:
         alive = self.server.alive
         said = self.ask("input", {"alive": alive})
         arrays = self.sent[-1][ARRAYS]
-        self.server.take_vector("kitchen", [arrays[f"ring{b}"].numpy() for b, _ in self.layout])
+        vector = [arrays[f"ring{b}"].numpy() for b, _ in self.layout]
+        self.server.take_vector("kitchen", vector, said["view"])
         for name, client in self.others.items():
             vector = primitives.zeros(self.layout)
-            client.mask(alive, vector, self.server.basis)
-            self.server.take_vector(name, vector)
+            view = client.mask(alive, vector, self.server.basis)
+            self.server.take_vector(name, vector, view)
         return said
 
     def confirm(self):
@@ -121,10 +122,11 @@ class Talk:
 
     def unmask(self):
         signatures = self.server.signatures
-        shares = self.ask("unmask", {"signatures": signatures})
+        views = self.server.views_for("kitchen")
+        shares = self.ask("unmask", {"signatures": signatures, "views": views})
         self.server.take_unmasking("kitchen", shares)
         for name, client in self.others.items():
-            self.server.take_unmasking(name, client.unmask(signatures))
+            self.server.take_unmasking(name, client.unmask(signatures, self.server.views_for(name)))
 
     def until(self, stage):
         for each in STAGES:
@@ -148,7 +150,7 @@ def talk(worker, server, ask, task, signed, said, tmp_path):
 def test_its_update_is_in_the_sum_and_nowhere_else(talk, said):
     one = talk()
     one.until("confirm")
-    names = json.loads(one.sent[-1][CONFIG][SECURE_TEXT])
+    names = json.loads(one.sent[-1][CONFIG][SECURE_TEXT])["metrics"]
     one.confirm()
     one.unmask()
     total = one.server.total()
@@ -211,7 +213,7 @@ def test_a_sum_in_a_plain_run_is_refused(worker, configured, ask, task, said):
     ("shares", {}, {}, "a message that is none"),
     ("shares", 3, {}, "a message that is none"),
     ("keys", {"run": "x"}, {}, "a message that is none"),
-    ("unmask", {"signatures": {}}, {}, "asked for stage unmask, and it is shares"),
+    ("unmask", {"signatures": {}, "views": {}}, {}, "asked for stage unmask, and it is shares"),
     ("everything", {}, {}, "'everything' is no stage of secure aggregation"),
 ])  # fmt: skip
 def test_what_it_does_not_do(talk, said, stage, text, entries, why):

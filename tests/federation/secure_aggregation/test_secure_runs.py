@@ -150,15 +150,16 @@ def test_the_server_is_sent_nothing_that_tells_clients_apart(tiny, federate):
         for array in content[ARRAYS].values():
             raw = np.frombuffer(array.numpy().tobytes(), np.uint8)
             assert abs(raw.mean() - 127.5) < 6 * 73.9 / len(raw) ** 0.5
-    names = {content.config_records[CONFIG][SECURE_TEXT] for _, content in replies[18:24]}
-    assert len(names) == 1 and "loss/contrastive" in json.loads(names.pop())
+    for _, content in replies[18:24]:
+        said = json.loads(content.config_records[CONFIG][SECURE_TEXT])
+        assert said.keys() == {"metrics", "view"} and "loss/contrastive" in said["metrics"]
 
 
 def test_who_measures_other_things_leaves_the_round_without_losses(tiny, federate):
     def change(stage, client, reply):
         if (stage, client) == ("input", "3"):
             about = reply.content.config_records[CONFIG]
-            about[SECURE_TEXT] = json.dumps(["loss/other"])
+            about[SECURE_TEXT] = json.dumps({"metrics": ["loss/other"], "view": ""})
         return reply
 
     run = federate(tiny(*SECURE), app=Dropping(change=change))
@@ -168,7 +169,8 @@ def test_who_measures_other_things_leaves_the_round_without_losses(tiny, federat
 @pytest.mark.parametrize(("stage", "text"), [
     ("keys", '["0"]'), ("keys", "x"), ("keys", '["1", "00", "00", ""]'), ("shares", '{"boxes": 3}'),
     ("shares", "{}"), ("confirm", "3"), ("unmask", '{"own": {"9": "00"}, "keys": {}}'),
-    ("input", ""), ("input", '"loss"'), ("keys", "[" * 100_000), ("input", json.dumps(["m"] * 65)),
+    ("input", ""), ("input", '"loss"'), ("keys", "[" * 100_000),
+    ("input", json.dumps({"metrics": ["m"] * 65, "view": ""})),
 ])  # fmt: skip
 def test_a_reply_that_is_none_drops_its_client(tiny, federate, stage, text):
     def change(now, client, reply):

@@ -71,9 +71,9 @@ class Sum:
         alive = self.server.alive
         for name in sorted({*self.there("input")} & {*alive}):
             masked = [part.copy() for part in self.vectors[name]]
-            self.clients[name].mask(alive, masked, self.basis)
+            view = self.clients[name].mask(alive, masked, self.basis)
             self.noted(name, [part.tolist() for part in masked])
-            self.server.take_vector(name, masked)
+            self.server.take_vector(name, masked, view)
 
     def confirm_stage(self):
         survivors = self.server.survivors
@@ -86,7 +86,8 @@ class Sum:
         signatures = self.server.signatures
         for name in self.there("unmask"):
             if name in self.server.survivors:
-                shares = self.noted(name, self.clients[name].unmask(signatures))
+                views = self.server.views_for(name)
+                shares = self.noted(name, self.clients[name].unmask(signatures, views))
                 self.server.take_unmasking(name, shares)
 
     def sealed_by(self, sender, text):
@@ -106,7 +107,12 @@ class Sum:
         return self
 
     def total(self):
-        self.until("unmask").unmask_stage()
+        return self.total_from(STAGES[0])
+
+    def total_from(self, stage):
+        """All stages from this one on."""
+        for each in STAGES[STAGES.index(stage) :]:
+            getattr(self, f"{each}_stage")()
         return self.server.total()
 
     def expected(self, names):

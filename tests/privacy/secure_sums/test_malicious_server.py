@@ -31,7 +31,7 @@ def refused(call, *arguments, match):
 
 def is_over(client):
     """Whatever is asked for next is refused as well."""
-    refused(client.unmask, {}, match="it is over")
+    refused(client.unmask, {}, {}, match="it is over")
     return True
 
 
@@ -44,13 +44,15 @@ def test_two_lists_of_survivors_are_never_both_unmasked(one):
         for i, name in enumerate(NAMES[:5])
     } | {NAMES[5]: one.clients[NAMES[5]].confirm(with_last, Confirmations())}
     for name in NAMES:
-        refused(one.clients[name].unmask, signatures, match="signed the same list of clients, 4")
+        refused(
+            one.clients[name].unmask, signatures, {}, match="signed the same list of clients, 4"
+        )
 
 
 def test_nobody_is_alive_and_dead_in_what_a_client_gives_out(one):
     one.gone = {"input": ["c004"]}
     one.until("unmask")
-    shares = one.clients["c000"].unmask(one.server.signatures)
+    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views_for("c000"))
     assert shares["own"].keys() == {*NAMES} - {"c004"} and shares["keys"].keys() == {"c004"}
 
 
@@ -65,18 +67,20 @@ def test_a_list_with_somebody_twice_or_unknown_is_refused(one, survivors):
 def test_nothing_is_unmasked_twice(one):
     one.until("unmask")
     client = one.clients["c000"]
-    client.unmask(one.server.signatures)
-    refused(client.unmask, one.server.signatures, match="asked for stage unmask, and it is over")
+    client.unmask(one.server.signatures, {})
+    refused(
+        client.unmask, one.server.signatures, {}, match="asked for stage unmask, and it is over"
+    )
 
 
 def test_forged_and_repeated_signatures_do_not_count(one):
     one.until("unmask")
     genuine = one.server.signatures
     forged = dict.fromkeys(NAMES, genuine["c001"])
-    refused(one.clients["c000"].unmask, forged, match="1 of 6 clients signed the same")
+    refused(one.clients["c000"].unmask, forged, {}, match="1 of 6 clients signed the same")
     strangers = {f"x{i}": genuine["c001"] for i in range(6)}
-    refused(one.clients["c001"].unmask, strangers, match="0 of 6 clients signed the same")
-    refused(one.clients["c002"].unmask, dict.fromkeys(NAMES, "no"), match="0 of 6")
+    refused(one.clients["c001"].unmask, strangers, {}, match="0 of 6 clients signed the same")
+    refused(one.clients["c002"].unmask, dict.fromkeys(NAMES, "no"), {}, match="0 of 6")
 
 
 @pytest.mark.parametrize(("least", "count", "what"), [
@@ -153,7 +157,7 @@ def test_stages_come_in_their_order_and_once(tools):
         "hold": lambda client, one: client.hold({}, {}),
         "mask": lambda client, one: client.mask(NAMES, tools.vector(0)),
         "confirm": lambda client, one: client.confirm(NAMES, Confirmations()),
-        "unmask": lambda client, one: client.unmask({}),
+        "unmask": lambda client, one: client.unmask({}, {}),
     }
     for number, stage in enumerate(STAGES):
         for called, call in enumerate(calls.values()):
@@ -251,7 +255,9 @@ def test_two_graphs_are_never_both_confirmed(tools, monkeypatch):
         one.server.take_holding(name, one.clients[name].hold(**asked[name]))
     one.input_stage()
     one.confirm_stage()
-    refused(one.clients["c000"].unmask, one.server.signatures, match="1 of 6 clients signed the s")
+    refused(
+        one.clients["c000"].unmask, one.server.signatures, {}, match="1 of 6 clients signed the s"
+    )
 
 
 def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
@@ -277,24 +283,47 @@ def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
 def test_who_is_sent_another_model_is_in_no_sum(tools):
     """All others may be sent one from which no update comes: what is left would be its own."""
     one = tools.Sum(6).until("input")
-    zeros = {name: primitives.zeros(tools.LAYOUT) for name in NAMES}
-    zeros["c003"] = one.vectors["c003"]
+    views = {}
     for name in NAMES:
-        masked = [part.copy() for part in zeros[name]]
-        one.clients[name].mask(NAMES, masked, "model" if name == "c003" else "another")
-        one.server.take_vector(name, masked)
-    one.server._verify, one.server.basis = one.verify, "another"
-    signed = {name: one.clients[name].confirm(NAMES, Confirmations()) for name in NAMES}
+        masked = [part.copy() for part in one.vectors[name]]
+        basis = "model" if name == "c003" else "another"
+        views[name] = one.clients[name].mask(NAMES, masked, basis)
+    opened_without(one, "c003", views)
+
+
+@pytest.mark.parametrize("living", [NAMES[:4], NAMES[:5]])
+def test_who_is_shown_another_list_of_the_living_is_in_no_sum(tools, living):
+    """It leaves out masks. If the others say that those on its list are dead, all of its masks
+    could be taken off: in a large cohort two thirds of the few that it drew suffice for both.
+    """
+    one = tools.Sum(6).until("input")
+    views = {}
     for name in NAMES:
-        if name != "c003":
-            one.server.take_signature(name, signed[name])
-    with pytest.raises(ValueError, match="a list of clients that is not signed"):
-        one.server.take_signature("c003", signed["c003"])
-    refused(one.clients["c003"].unmask, signed, match="1 of 6 clients signed the same")
-    for name in NAMES:
-        if name != "c003":
-            one.server.take_unmasking(name, one.clients[name].unmask(signed))
-    assert not np.array_equal(one.server.total()[0], one.vectors["c003"][0])
+        masked = [part.copy() for part in one.vectors[name]]
+        views[name] = one.clients[name].mask(living if name == "c001" else NAMES, masked, "another")
+    opened_without(one, "c001", views)
+
+
+def opened_without(one, victim, views):
+    """What all others open when the server says that the victim's vector is in the sum."""
+    signed = {name: one.clients[name].confirm(NAMES, Confirmations()) for name in NAMES
+              if name != victim}  # fmt: skip
+    for name in signed:
+        shares = one.clients[name].unmask(signed, views)
+        assert shares["own"].keys() == {*NAMES} - {victim} and not shares["keys"]
+
+
+def test_a_vector_that_was_masked_by_something_else_is_not_added(tools):
+    """Its client drops out by name, and the others go on."""
+    one = tools.Sum(6).until("input")
+    one.server._verify = one.verify
+    masked = [part.copy() for part in one.vectors["c003"]]
+    view = one.clients["c003"].mask(NAMES, masked, "another model")
+    with pytest.raises(ValueError, match="what it masked its vector by is not signed"):
+        one.server.take_vector("c003", masked, view)
+    one.gone = {"input": ["c003"]}
+    others = [name for name in NAMES if name != "c003"]
+    assert all(map(np.array_equal, one.total_from("input"), one.expected(others)))
 
 
 def test_another_length_of_vector_is_refused(one, tools):
