@@ -190,9 +190,9 @@ class Config(WithPlugins, Composed):
                 f"evaluation.keep=best: must be last with exchange={exchange.name}, whose rounds "
                 "do not end in one average"
             )
-        if evaluation.best_by in ("score", "lidar") and not evaluation.unsupervised:
+        if evaluation.best_by == "score" and not evaluation.unsupervised:
             raise ValueError(
-                f"evaluation.best_by={evaluation.best_by}: needs evaluation.unsupervised=true, or "
+                "evaluation.best_by=score: needs evaluation.unsupervised=true, or "
                 "evaluation.best_by=linear, knn or effective_rank"
             )
 

@@ -146,7 +146,7 @@ class EvaluationConfig(ScoresConfig):
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
     keep: Literal["last", "best"] = "last"  # the encoder after which of the evaluated rounds
-    best_by: Literal["linear", "knn", "score", "effective_rank", "lidar"] = "effective_rank"
+    best_by: Literal["linear", "knn", "score", "effective_rank"] = "effective_rank"
     training_images: Literal["original", "shifted"] = "original"  # of probes and kNN
     few_labels: bool = False  # probes with 10 % and 1 % of the labels as well
     recalibrated: bool = False  # scores with BatchNorm's statistics taken anew, beside the others

@@ -3,7 +3,11 @@
 from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
 from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
-from orchestra_flwr.evaluation.label_free import LabelFreeScores, label_free_scores
+from orchestra_flwr.evaluation.label_free import (
+    LabelFreeScores,
+    label_free_scores,
+    lidar_of_images,
+)
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe, linear_accuracy
 from orchestra_flwr.evaluation.own_classes import (
     OwnClasses,
@@ -23,6 +27,7 @@ __all__ = [
     "fit_linear_probe",
     "knn_accuracy",
     "label_free_scores",
+    "lidar_of_images",
     "linear_accuracy",
     "personal_accuracy",
     "spread_over_clients",

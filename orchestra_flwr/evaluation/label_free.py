@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from orchestra_flwr.config import AugmentationConfig, Normalisation
-from orchestra_flwr.data import SIMCLR, augment
+from orchestra_flwr.data import SIMCLR, Recipe, augment
 from orchestra_flwr.evaluation.features import (
     device_of,
     effective_rank,
@@ -34,13 +34,11 @@ class LabelFreeScores:
         alignment: mean cosine of an image and an augmentation of it, -1 to 1.
         uniformity: spread of the images, -1 / tau (all the same) to 1 / tau.
         effective_rank: dimensions that the features fill (RankMe), 1 to min(N, dim).
-        lidar: dimensions that tell images apart whatever their augmentation, 1 to min(N, dim).
     """
 
     alignment: float
     uniformity: float
     effective_rank: float
-    lidar: float
 
     @property
     def score(self) -> float:
@@ -50,12 +48,11 @@ class LabelFreeScores:
     @staticmethod
     def ranges(dim: int) -> dict[str, tuple[float, float]]:
         """By the name of each score the least and the most it can be, with features (N, dim)."""
-        spread, ranks = 1 / TEMPERATURE, (1.0, float(dim))
+        spread = 1 / TEMPERATURE
         return {
             "alignment": (-1.0, 1.0),
             "uniformity": (-spread, spread),
-            "effective_rank": ranks,
-            "lidar": ranks,
+            "effective_rank": (1.0, float(dim)),
         }
 
     @classmethod
@@ -124,35 +121,68 @@ def label_free_scores(
     *,
     by: Normalisation,
 ) -> LabelFreeScores:
-    """All scores of a backbone on images, in evaluation mode.
+    """Scores of a backbone on images, in evaluation mode; each image passes it twice.
 
     Equation 5 pairs an image with an augmentation of it; SimCLR's augmentation is drawn whatever
     the method, so that methods can be compared. (The published code pairs two augmentations.)
 
     Args:
         backbone: maps normalised images (B, C, H, W) to features (B, dim).
-        images: (N, C, H, W) uint8, N >= 1; LiDAR sees at most 1,000 of them, evenly spaced.
+        images: (N, C, H, W) uint8, N >= 1.
         augmentation: limits that the images set.
         generator: draws the augmentations; on the backbone's device.
         batch_size: images at once.
         by: how they are normalised, `data.normalise`.
     """
-    recipe, device = SIMCLR.limited(augmentation), device_of(backbone)
-    some = torch.linspace(0, len(images) - 1, min(LIDAR_IMAGES, len(images))).round().long()
-
-    def features(images: Tensor, *, augmented: bool) -> Tensor:
-        parts = []
-        for batch in (each.to(device) for each in torch.split(images, batch_size)):
-            drawn = augment(batch, [recipe], generator).images[0] if augmented else batch / 255
-            parts.append(backbone(normalise(drawn, by)).float())
-        return torch.cat(parts)
-
     with evaluation_mode(backbone), torch.inference_mode():
-        plain, view = features(images, augmented=False), features(images, augmented=True)
-        further = [features(images[some], augmented=True) for _ in range(LIDAR_VIEWS - 1)]
+        plain = _features(backbone, images, None, generator, batch_size, by=by)
+        recipe = SIMCLR.limited(augmentation)
+        view = _features(backbone, images, recipe, generator, batch_size, by=by)
         return LabelFreeScores(
             alignment=alignment(plain, view),
             uniformity=uniformity(plain),
             effective_rank=effective_rank(plain),
-            lidar=lidar(torch.stack([view[some.to(device)], *further])),
         )
+
+
+def lidar_of_images(
+    backbone: Backbone,
+    images: Tensor,
+    augmentation: AugmentationConfig,
+    generator: torch.Generator,
+    batch_size: int,
+    *,
+    by: Normalisation,
+) -> float:
+    """LiDAR of a backbone on at most 1,000 images, evenly spaced; each passes it ten times.
+
+    Args:
+        backbone, images, augmentation, generator, batch_size, by: as for
+            :func:`label_free_scores`.
+    """
+    some = images[torch.linspace(0, len(images) - 1, min(LIDAR_IMAGES, len(images))).round().long()]
+    recipe = SIMCLR.limited(augmentation)
+    with evaluation_mode(backbone), torch.inference_mode():
+        views = [
+            _features(backbone, some, recipe, generator, batch_size, by=by)
+            for _ in range(LIDAR_VIEWS)
+        ]
+        return lidar(torch.stack(views))
+
+
+def _features(
+    backbone: Backbone,
+    images: Tensor,
+    recipe: Recipe | None,
+    generator: torch.Generator,
+    batch_size: int,
+    *,
+    by: Normalisation,
+) -> Tensor:
+    """(N, dim) of the images as they are, or as the recipe augments them."""
+    device = device_of(backbone)
+    parts = []
+    for batch in (each.to(device) for each in torch.split(images, batch_size)):
+        drawn = batch / 255 if recipe is None else augment(batch, [recipe], generator).images[0]
+        parts.append(backbone(normalise(drawn, by)).float())
+    return torch.cat(parts)

@@ -54,7 +54,7 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     drawn: list[tuple[Callable[[Axes, Metrics], None], bool]] = [
         *([(_draw_losses, False)] * _has_losses(metrics)),
         *([(_draw_scores, False)] * any(_has_scores(metrics, key) for key in ("knn", "map"))),
-        *([(_draw_ranks, True)] * _has_scores(metrics, "lidar")),
+        *([(_draw_ranks, True)] * _has_scores(metrics, "score")),
         *([(_draw_alignment, False)] * _has_scores(metrics, "score")),
         *((partial(_draw_cost, cost), True) for cost in COSTS if _points(trained, cost[1])),
     ]
@@ -220,20 +220,19 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
 def _draw_ranks(panel: Axes, metrics: Metrics) -> None:
     """Scores without labels that are numbers of dimensions, of the saved backbone."""
     panel.set_title("dimensions of the features, without labels")
-    _draw_label_free(panel, metrics, {"effective_rank": "effective rank", "lidar": "LiDAR"})
+    _draw_label_free(panel, metrics, "effective_rank", "effective rank")
 
 
 def _draw_alignment(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("alignment + 0.2 uniformity, without labels")
-    _draw_label_free(panel, metrics, {"score": "score"})
+    _draw_label_free(panel, metrics, "score", "score")
 
 
-def _draw_label_free(panel: Axes, metrics: Metrics, names: dict[str, str]) -> None:
+def _draw_label_free(panel: Axes, metrics: Metrics, key: str, name: str) -> None:
     """On the server's and on the clients' images; dashed before training."""
     places = {"server": ("scores", _saved_backbone(metrics)), "clients": ("unsupervised",)}
     untrained = [record for record in metrics if record["round"] == 0]
-    kinds = itertools.product(places.items(), names.items())
-    for ((whose, place), (key, name)), colour in zip(kinds, COLOURS, strict=False):
+    for (whose, place), colour in zip(places.items(), COLOURS, strict=False):
         _line(panel, _points(_trained(metrics), *place, key), f"{name}, {whose}", colour)
         for _, value in _points(untrained, *place, key)[-1:]:
             panel.axhline(value, color=colour, ls="--", lw=1)

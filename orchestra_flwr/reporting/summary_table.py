@@ -23,10 +23,8 @@ ASKED_FOR = (  # shown where there are any
 )
 LABEL_FREE = (  # by name, short enough for a terminal, and where they stand in a summary
     ("effective rank", ("effective_rank",)),
-    ("LiDAR", ("lidar",)),
     ("align + 0.2 unif", ("score",)),
     ("effective rank, clients", ("unsupervised", "effective_rank")),
-    ("LiDAR, clients", ("unsupervised", "lidar")),
     ("align + 0.2 unif, clients", ("unsupervised", "score")),
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line
@@ -62,7 +60,7 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             gain = _gain(pair[0][0], pair[1][0])
             table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
-    for title, keys in LABEL_FREE if "lidar" in trained or "unsupervised" in trained else ():
+    for title, keys in LABEL_FREE if "score" in trained or "unsupervised" in trained else ():
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
             cells = ("-", "-") if before is None else (f"{before:.3g}", f"{after - before:+.3g}")

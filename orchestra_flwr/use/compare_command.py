@@ -18,7 +18,7 @@ from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
-from orchestra_flwr.evaluation import extract_features, label_free_scores
+from orchestra_flwr.evaluation import extract_features, label_free_scores, lidar_of_images
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Encoder, encoder_at, recalibrated
@@ -165,15 +165,12 @@ def _measured(
         features = extract_features(encoder, fitting, config.batch_size, on_progress=on_progress)
         if not torch.isfinite(features).all():
             raise ValueError("an encoder's features are not finite")
-        found = label_free_scores(
-            encoder.backbone,
-            fitting,
-            AugmentationConfig(),
-            torch_generator(config.seed, "label-free", device=features.device),
-            config.batch_size,
-            by=encoder.spec.normalise,
-        )
-    return features.cpu(), {**asdict(found), "score": found.score}
+        draw = torch_generator(config.seed, "label-free", device=features.device)
+        how = (AugmentationConfig(), draw, config.batch_size)
+        by = encoder.spec.normalise
+        found = label_free_scores(encoder.backbone, fitting, *how, by=by)
+        lidar = lidar_of_images(encoder.backbone, fitting, *how, by=by)
+    return features.cpu(), {**asdict(found), "score": found.score, "lidar": lidar}
 
 
 def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:

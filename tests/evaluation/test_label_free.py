@@ -9,11 +9,11 @@ from orchestra_flwr.data import SIMCLR, augment
 from orchestra_flwr.evaluation import label_free
 from orchestra_flwr.evaluation.features import effective_rank
 from orchestra_flwr.evaluation.label_free import (
-    LIDAR_VIEWS,
     LabelFreeScores,
     alignment,
     label_free_scores,
     lidar,
+    lidar_of_images,
     uniformity,
 )
 from orchestra_flwr.models import normalise
@@ -60,7 +60,7 @@ def test_extremes():
     opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     assert uniformity(opposite) == pytest.approx(-math.log((math.e**5 + math.e**-5) / 2))
     assert uniformity(torch.eye(64)) > uniformity(rows(64).abs())
-    assert LabelFreeScores(0.5, -2.0, 3, 4).score == pytest.approx(0.5 + 0.2 * -2.0)
+    assert LabelFreeScores(0.5, -2.0, 3).score == pytest.approx(0.5 + 0.2 * -2.0)
 
 
 class Pixels(nn.Module):
@@ -86,13 +86,11 @@ def test_a_clients_images_are_paired_with_one_augmentation_each():
     told = scores()
     recipe = SIMCLR.limited(AugmentationConfig(flip=False))
     draw = torch.Generator().manual_seed(1)
-    views = [augment(images(11), [recipe], draw).images[0] for _ in range(LIDAR_VIEWS)]
-    views = torch.stack([normalise(view, "half").flatten(1) for view in views])
+    view = normalise(augment(images(11), [recipe], draw).images[0], "half").flatten(1)
     plain = normalise(images(11).float() / 255, "half").flatten(1)
-    assert told.alignment == pytest.approx(slow_alignment(plain, views[0]), abs=1e-5)
+    assert told.alignment == pytest.approx(slow_alignment(plain, view), abs=1e-5)
     assert told.uniformity == pytest.approx(slow_uniformity(plain, 0.2), abs=1e-5)
     assert told.effective_rank == pytest.approx(effective_rank(plain))
-    assert told.lidar == pytest.approx(slow_lidar(views), rel=1e-4)
     assert scores(batch_size=4).uniformity == pytest.approx(told.uniformity, abs=1e-6)
     assert scores() == told
 
@@ -141,13 +139,20 @@ def test_lidar_counts_the_dimensions_that_augmentations_leave_alone():
     assert math.isnan(lidar(torch.full((2, 3, 4), math.nan)))
 
 
-def test_lidar_sees_a_thousand_images_at_most(monkeypatch):
-    monkeypatch.setattr(label_free, "LIDAR_IMAGES", 5)
-    seen = []
-    monkeypatch.setattr(label_free, "lidar", lambda views: seen.append(views.shape[1]) or 1.0)
-    scores(count=3)
-    scores(count=12)
-    assert seen == [3, 5]
+def lidar_of(images):
+    draw = torch.Generator().manual_seed(1)
+    limits = AugmentationConfig(flip=False)
+    return lidar_of_images(Pixels().train(), images, limits, draw, 7, by="half")
+
+
+def test_lidar_is_of_ten_augmentations_of_a_thousand_images_at_most(monkeypatch):
+    monkeypatch.setattr(label_free, "LIDAR_IMAGES", 6)
+    recipe = SIMCLR.limited(AugmentationConfig(flip=False))
+    draw = torch.Generator().manual_seed(1)
+    some = images(11)[::2]
+    views = [augment(some, [recipe], draw).images[0] for _ in range(10)]
+    expected = slow_lidar(torch.stack([normalise(view, "half").flatten(1) for view in views]))
+    assert lidar_of(images(11)) == lidar_of(some) == pytest.approx(expected, rel=1e-4)
 
 
 def test_one_image_has_scores_in_their_ranges():
@@ -157,5 +162,5 @@ def test_one_image_has_scores_in_their_ranges():
 
 
 def test_clients_count_by_their_images():
-    one, two = LabelFreeScores(0.0, 1.0, 2.0, 3.0), LabelFreeScores(1.0, 2.0, 3.0, 4.0)
-    assert LabelFreeScores.mean([(1, one), (3, two)]) == LabelFreeScores(0.75, 1.75, 2.75, 3.75)
+    one, two = LabelFreeScores(0.0, 1.0, 2.0), LabelFreeScores(1.0, 2.0, 3.0)
+    assert LabelFreeScores.mean([(1, one), (3, two)]) == LabelFreeScores(0.75, 1.75, 2.75)

@@ -122,7 +122,7 @@ def test_precision_takes_the_place_of_accuracies(tmp_path, figures):
 
 def test_scores_without_labels_are_drawn_of_server_and_clients(tmp_path, figures):
     def with_ranks(round, rank):
-        free = {"effective_rank": rank, "lidar": 2 * rank, "score": rank / 100}
+        free = {"effective_rank": rank, "score": rank / 100}
         of_clients = {name: 3 * value for name, value in free.items()}
         measured = {"scores": {"online": free}, "unsupervised": of_clients}
         return record(round or 1) | measured | {"round": round}
@@ -131,8 +131,8 @@ def test_scores_without_labels_are_drawn_of_server_and_clients(tmp_path, figures
     _, ranks, score, *_ = figures[0].axes
     drawn = lines(ranks)
     assert drawn["effective rank, server"] == ([1, 2], [11, 12])
-    assert drawn["LiDAR, clients"] == ([1, 2], [66, 72])
-    assert sorted(y[0] for x, y in drawn.values() if len(set(y)) == 1) == [10, 20, 30, 60]
+    assert drawn["effective rank, clients"] == ([1, 2], [33, 36])
+    assert sorted(y[0] for x, y in drawn.values() if len(set(y)) == 1) == [10, 30]
     assert lines(score)["score, clients"] == ([1, 2], pytest.approx([0.33, 0.36]))
     assert not any("accuracy" in title for title in titles(figures[0]))
 

@@ -66,16 +66,16 @@ def test_without_scores_what_to_do_next_is_said():
 
 
 def test_scores_without_labels_have_rows_of_their_own():
-    free = {"effective_rank": 40.0, "lidar": 21.5, "score": 0.41}
+    free = {"effective_rank": 40.0, "score": 0.41}
     before = {name: value / 2 for name, value in free.items()}
     summary = {"backbone": "online", "not_evaluated": "there are no labels", **free,
                "unsupervised": free, "untrained": {"unsupervised": before}}  # fmt: skip
     rows = [[c.strip() for c in line.strip("| ").split("|")]
             for line in printed(False, summary, "here").splitlines() if "|" in line]  # fmt: skip
-    assert [row[0] for row in rows[2:5]] == ["effective rank", "LiDAR",
-                                            "align + 0.2 unif"]  # fmt: skip
-    assert rows[3] == ["LiDAR", "-", "21.5", "-"]
-    assert rows[6] == ["LiDAR, clients", "10.8", "21.5", "+10.8"]
+    assert rows[2] == ["effective rank", "-", "40", "-"]
+    assert rows[3] == ["align + 0.2 unif", "-", "0.41", "-"]
+    assert rows[4] == ["effective rank, clients", "20", "40", "+20"]
+    assert rows[5] == ["align + 0.2 unif, clients", "0.205", "0.41", "+0.205"]
     assert not any("kNN" in row[0] for row in rows)
 
 

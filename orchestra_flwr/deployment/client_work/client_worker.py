@@ -175,7 +175,7 @@ class ClientWorker:
             self._report(
                 f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
                 f"uniformity {scores['uniformity']:.3f}, effective rank "
-                f"{scores['effective_rank']:.3g}, LiDAR {scores['lidar']:.3g} on the images here"
+                f"{scores['effective_rank']:.3g} on the images here"
             )
         if received.evaluation.personal_by_clients:
             self._report(f"round {round_}: {self._about_head(received, scores.get(PERSONAL))}")

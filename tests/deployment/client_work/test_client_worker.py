@@ -114,8 +114,8 @@ def test_the_average_is_scored_and_told_in_figures_alone(worker, server, said, a
     assert set(told) == {"examples", *LabelFreeScores.ranges(1)} and told["examples"] == 20
     assert said[-1] == (
         f"round 3: the average has alignment {told['alignment']:.3f}, "
-        f"uniformity {told['uniformity']:.3f}, effective rank {told['effective_rank']:.3g}, "
-        f"LiDAR {told['lidar']:.3g} on the images here"
+        f"uniformity {told['uniformity']:.3f}, effective rank {told['effective_rank']:.3g} "
+        "on the images here"
     )
 
 

@@ -300,11 +300,11 @@ def test_scores_without_labels_have_ranges_of_the_networks_width(tiny):
     asked = score_ranges(config, method)
     dim = method.backbone.dim
     assert asked == LabelFreeScores.ranges(dim)
-    own = {"alignment": 0.1, "uniformity": 0.2, "effective_rank": 3.0, "lidar": float(dim)}
+    own = {"alignment": 0.1, "uniformity": 0.2, "effective_rank": float(dim)}
     assert check_scores(scores(**own), SCHEMAS, asked)[1] == own
-    for name, value in (("lidar", dim + 1.0), ("effective_rank", 0.5)):
-        with pytest.raises(BadReplyError, match=f"{name} is .* 1 to {dim} expected"):
-            check_scores(scores(**{**own, name: value}), SCHEMAS, asked)
+    for rank in (dim + 1.0, 0.5):
+        with pytest.raises(BadReplyError, match=f"effective_rank is .* 1 to {dim} expected"):
+            check_scores(scores(**{**own, "effective_rank": rank}), SCHEMAS, asked)
 
 
 def test_good_scores_are_taken():

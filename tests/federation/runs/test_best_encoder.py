@@ -80,9 +80,9 @@ def test_a_run_that_only_harms_keeps_what_it_began_with(tiny, federate, monkeypa
 
 
 def test_without_images_of_the_servers_own_clients_choose(tiny, federate):
-    config = tiny(*BEST, "evaluation.unsupervised=true", "evaluation.best_by=lidar")
+    config = tiny(*BEST, "evaluation.unsupervised=true", "evaluation.best_by=effective_rank")
     run = federate(config, evaluate=False)
-    found = [record["unsupervised"]["lidar"] for record in run.records]
+    found = [record["unsupervised"]["effective_rank"] for record in run.records]
     found[0] = 0.0  # random weights do not take part
     assert run.summary["kept_round"] == found.index(max(found))
     assert run.summary["unsupervised"] == run.records[run.summary["kept_round"]]["unsupervised"]
@@ -129,7 +129,6 @@ def test_random_weights_take_part_only_by_labels(trained, tiny, federate):
     [
         (["exchange=clusters", "evaluation.best_by=knn"], "must be last with exchange=clusters"),
         (["evaluation.best_by=score"], "evaluation.best_by=score: needs evaluation.unsupervised"),
-        (["evaluation.best_by=lidar"], "evaluation.best_by=lidar: needs"),
     ],
 )
 def test_what_cannot_be_chosen_by_is_refused(overrides, says, tiny):

@@ -311,12 +311,12 @@ def test_images_without_labels_are_scored_where_that_is_asked_for(tiny):
     evaluator = Evaluator(config, unlabelled)
     before = evaluator.scores(method, untrained=True)["target"]
     assert before["batch_norm"] == "recalibrated"  # the initial statistics are of no images
-    assert before["lidar"] > 1 and "knn" not in before and "linear" not in before
+    assert before["effective_rank"] > 1 and "knn" not in before and "linear" not in before
     scores = evaluator.scores(method, kept_only=True)["target"]
     assert scores == {**scores, **before["initial_statistics"]} != before
     assert Evaluator(config, unlabelled).scores(method)["target"] == scores  # the same draws
     both = Evaluator(config, data).scores(method)["target"]
-    assert both["knn"] > 0 and both["lidar"] > 1 and both["lidar"] != scores["lidar"]  # test images
+    assert both["knn"] > 0 and both["score"] != scores["score"]  # test images
     assert Evaluator(tiny(), unlabelled).scores(method) is None
     one = replace(unlabelled, train=unlabelled.train.select(torch.tensor([0])))
     assert Evaluator(config, one).scores(method, untrained=True) is None  # BatchNorm needs two

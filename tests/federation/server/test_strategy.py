@@ -574,8 +574,8 @@ def evaluation(server, round_=1):
 
 
 def score(question, server, alignment, uniformity, examples):
-    ranks = {"effective_rank": 10 * alignment, "lidar": 5 * alignment}
-    told = {"alignment": alignment, "uniformity": uniformity, **ranks, "examples": examples}
+    told = {"alignment": alignment, "uniformity": uniformity, "examples": examples}
+    told["effective_rank"] = 10 * alignment
     schema = ConfigRecord({"schema": server.schemas.fingerprint})
     content = RecordDict({METRICS: MetricRecord(told), CONFIG: schema})
     return Message(content, reply_to=question)
@@ -601,7 +601,6 @@ def test_scores_are_averaged_by_images(server):
         "alignment": pytest.approx(0.8),
         "uniformity": pytest.approx(-3.5),
         "effective_rank": pytest.approx(8),
-        "lidar": pytest.approx(4),
         "score": pytest.approx(0.8 + 0.2 * -3.5),
     }
     assert [(d.client, d.silent) for d in server.report.unscored] == [("b", True)]
