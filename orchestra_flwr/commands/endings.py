@@ -1,5 +1,6 @@
 """How a command ends: errors and signals as one line and an exit code."""
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -37,7 +38,8 @@ def run_command(
     Args:
         work: returns an exit code; None: 0.
         stopped: the line for a signal; its code is 128 plus the signal's number.
-        failures: errors with code 1. A :class:`ConfigError` always has code 2.
+        failures: errors with code 1. A :class:`ConfigError` and a path that is too long for the
+            disk have code 2.
         advice: makes a second line for a failure.
         show: shows a line; None: on stderr.
     """
@@ -52,6 +54,11 @@ def run_command(
         if advice:
             show(advice(error))
         return 1
+    except OSError as error:  # any key that is a path or part of one can have such a value
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        show(f"error: {error.strerror}: {str(error.filename)[:60]}...")
+        return 2
     except KeyboardInterrupt as stop:
         show(stopped)
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
