@@ -96,12 +96,8 @@ class SecureStrategy(OrchestraStrategy):
         self._ask_for_vectors(server.alive)
         survivors = server.survivors
         self._ask("confirm", survivors, lambda _: {"survivors": survivors}, server.take_signature)
-        signatures = server.signatures
-        self._ask(
-            "unmask", sorted(signatures),
-            lambda client: {"signatures": signatures, "views": server.views_for(client)},
-            server.take_unmasking,
-        )  # fmt: skip
+        signed = {"signatures": server.signatures, "views": server.views}
+        self._ask("unmask", sorted(server.signatures), lambda _: signed, server.take_unmasking)
         return server.total()
 
     def _note_unopened(self) -> None:

@@ -232,40 +232,45 @@ class SumClient:
     ) -> dict[str, dict[str, str]]:
         """The shares that the sum needs: of each client one of the two, and never again.
 
+        Every client on the list must have signed what this one was shown. Otherwise a server could
+        name one whose masks it kept from all others, and have its vector as the difference to a
+        sum of the same list with it.
+
         Args:
             signatures: what clients returned from :meth:`confirm`, by name.
-            views: what those whose shares it holds returned from :meth:`mask`.
+            views: what those of the list without such a signature returned from :meth:`mask`.
 
         Returns:
             `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
-            whose vectors are in the sum and were masked by what this client was shown as well, and
-            of the mask keys of those whose vectors are not in it.
+            whose vectors are in the sum, and of the mask keys of those whose vectors are not in it.
 
         Raises:
-            SumRefusedError: fewer than two thirds of the clients signed the same, or a stage out of
-                order.
+            SumRefusedError: fewer than two thirds of the clients signed the same, somebody on the
+                list was shown something else, or a stage out of order.
         """
         self._enter("unmask")
-        confirmed = self._confirmed()
-        signed = [
+        confirmed, view = self._confirmed(), self._view()
+        others = [
             name
-            for name, signature in signatures.items()
-            if name in self._survivors and self._is_signed(name, confirmed, signature)
+            for name in self._survivors
+            if not self._is_signed(name, confirmed, signatures.get(name, ""))
         ]
-        if len(signed) < quorum(self.count):
+        if (signed := len(self._survivors) - len(others)) < quorum(self.count):
             self._refuse(
-                f"{len(signed)} of {self.count} clients signed the same list of clients, "
+                f"{signed} of {self.count} clients signed the same list of clients, "
                 f"{quorum(self.count)} must"
             )
+        for name in others:
+            if not self._is_signed(name, view, views.get(name, "")):
+                self._refuse(f"{name} masked its vector by something else, or did not sign by what")
         shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
-        view = self._view()
         for name in self._secrets.held.keys() & {*self._alive}:
             pair = self._secrets.held[name]
             own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
-            if name not in self._survivors:
-                shares["keys"][name] = key.hex()
-            elif name == self.name or self._is_signed(name, view, views.get(name, "")):
+            if name in self._survivors:
                 shares["own"][name] = own.hex()
+            else:
+                shares["keys"][name] = key.hex()
         self._forget()
         return shares
 

@@ -192,9 +192,11 @@ class SumServer:
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 
-    def views_for(self, name: str) -> dict[str, str]:
-        """What the last stage sends to one client: of whose shares it holds."""
-        return {s: view for s, view in self._views.items() if name in self._boxes[s]}
+    @property
+    def views(self) -> dict[str, str]:
+        """What the last stage sends to all beside: of those whose vectors came and who confirmed
+        nothing since, by what they masked them."""
+        return {name: self._views[name] for name in self._views.keys() - self._signatures.keys()}
 
     def take_unmasking(self, name: str, shares: Mapping[str, Any]) -> None:
         """Of the last stage: what :meth:`SumClient.unmask` returned."""

@@ -52,7 +52,7 @@ def test_two_lists_of_survivors_are_never_both_unmasked(one):
 def test_nobody_is_alive_and_dead_in_what_a_client_gives_out(one):
     one.gone = {"input": ["c004"]}
     one.until("unmask")
-    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views_for("c000"))
+    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views)
     assert shares["own"].keys() == {*NAMES} - {"c004"} and shares["keys"].keys() == {"c004"}
 
 
@@ -305,12 +305,36 @@ def test_who_is_shown_another_list_of_the_living_is_in_no_sum(tools, living):
 
 
 def opened_without(one, victim, views):
-    """What all others open when the server says that the victim's vector is in the sum."""
+    """The server says that the victim's vector is in the sum: nobody opens one then."""
     signed = {name: one.clients[name].confirm(NAMES, Confirmations()) for name in NAMES
               if name != victim}  # fmt: skip
     for name in signed:
-        shares = one.clients[name].unmask(signed, views)
-        assert shares["own"].keys() == {*NAMES} - {victim} and not shares["keys"]
+        refused(one.clients[name].unmask, signed, views, match=f"{victim} masked its vector by som")
+
+
+def test_nobody_is_on_a_list_whose_neighbours_are_kept_from_it(tools, monkeypatch):
+    """Large cohorts: those that did not draw it have no mask with it if the server says that it did
+    not draw them. Their sum would be opened for a list with it, and once more, in another attempt,
+    with its vector: the same list of the same round, and the difference is its vector.
+    """
+    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 2)
+    one = tools.Sum(9).until("boxes")
+    drawn = {name: {*one.clients[name]._drawn} for name in one.names}
+    (victim, *others) = sorted(one.names, key=lambda each: sum(each in d for d in drawn.values()))
+    for name in others:
+        asked = json.loads(json.dumps(one.server.boxes_for(name)))
+        asked["boxes"].pop(victim, None)
+        asked["graph"][victim] = "0"
+        one.clients[name].hold(**asked)
+    apart = [name for name in others if victim not in drawn[name]]
+    survivors = [*apart, victim]
+    for name in others:
+        one.clients[name].mask(one.names, tools.vector(0))
+    signed = {name: one.clients[name].confirm(survivors, Confirmations()) for name in apart}
+    assert len(signed) >= 6
+    for name in apart:
+        refused(one.clients[name].unmask, signed, {}, match=f"{victim} masked its vector by so")
+        assert is_over(one.clients[name])
 
 
 def test_a_vector_that_was_masked_by_something_else_is_not_added(tools):

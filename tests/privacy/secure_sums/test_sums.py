@@ -161,7 +161,7 @@ def test_wrong_shares_are_noticed(tools):
     one = tools.Sum(3).until("unmask")
     signatures = one.server.signatures
     for name in one.names:
-        shares = one.clients[name].unmask(signatures, one.server.views_for(name))
+        shares = one.clients[name].unmask(signatures, one.server.views)
         if name != "c001":
             shares["own"]["c001"] = "00" * 16
         one.server.take_unmasking(name, shares)
@@ -186,7 +186,7 @@ def test_one_who_gives_out_wrong_shares_does_not_end_a_sum(tools, liar):
     one = tools.Sum(6, gone={"input": ["c001"]}).until("unmask")
     signatures = one.server.signatures
     for name in one.server.survivors:
-        shares = one.clients[name].unmask(signatures, one.server.views_for(name))
+        shares = one.clients[name].unmask(signatures, one.server.views)
         if name == liar:
             shares = {kind: dict.fromkeys(found, "5a" * 16) for kind, found in shares.items()}
         one.server.take_unmasking(name, shares)
@@ -219,7 +219,7 @@ def test_who_signs_wrongly_drops_out_and_the_others_go_on(tools):
 ])  # fmt: skip
 def test_a_server_takes_no_shares_that_are_none(tools, damage):
     one = tools.Sum(3).until("unmask")
-    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views_for("c000"))
+    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views)
     with pytest.raises((ValueError, KeyError, TypeError)):
         one.server.take_unmasking("c000", damage(shares))
 
