@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from operator import xor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestra_flwr.privacy.key_stream import KeyStream
 from orchestra_flwr.privacy.secure_sums.transcript import Layout
 
 SEED_BYTES = 16  # of each shared secret: what pycryptodome's Shamir takes
 MODULUS = (1 << 128) + 0b10000111  # of GF(2^128), as in pycryptodome
-WORDS = 1 << 15  # 64-bit words of a mask that are made at a time: they stay in a core's cache
+PIECE = 1 << 17  # bytes of a mask that are made at a time: they stay in a core's cache
 
 if TYPE_CHECKING:  # a client of a run without sums needs no cryptography
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -30,20 +29,25 @@ def public_key(seed: bytes) -> bytes:
     return _private_key(seed).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
-def agreed(seed: bytes, other: bytes, purpose: bytes) -> bytes:
-    """32 bytes that two clients have in common: X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869).
+def agreement(seed: bytes) -> Callable[[bytes, bytes], bytes]:
+    """A private key's side of agreements: X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869).
 
     Args:
-        seed: of the own private key.
-        other: 32 bytes, the other's public key.
-        purpose: what the bytes are for; no two purposes share any.
+        seed: of the private key.
 
-    Raises:
-        ValueError: the public key is none: with it everybody would know the bytes.
+    Returns:
+        What makes of the other's public key of 32 bytes, and of a purpose, the 32 bytes that the
+        two have in common; no two purposes share any. It raises a ValueError for a public key that
+        is none: with it everybody would know the bytes.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-    return _derived(_private_key(seed).exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+    private = _private_key(seed)
+
+    def agreed(other: bytes, purpose: bytes) -> bytes:
+        return derived(private.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+
+    return agreed
 
 
 def sealed(key: bytes, text: bytes, about: bytes) -> bytes:
@@ -132,22 +136,29 @@ def _inverse(value: int) -> int:
     return last
 
 
-def add_mask(vector: Vector, seed: bytes, sign: int = 1) -> None:
-    """Adds a ChaCha20 key stream to all parts of a vector, or subtracts it; they wrap around.
+def add_mask(vector: Vector, key: bytes, sign: int = 1) -> None:
+    """Adds an AES-256 key stream (counter mode, NIST SP 800-38A) to a vector, or subtracts it.
+
+    Where processors have instructions for AES, it takes half the time of a ChaCha20 key stream.
 
     Args:
-        vector: changed in place.
-        seed: of the mask; of secrets alone, and of none that masks anything else.
+        vector: changed in place; its integers wrap around.
+        key: 32 secret bytes that mask nothing else.
         sign: 1 or -1.
     """
-    stream = KeyStream(_derived(seed, b"mask"))
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import AES
+    from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+    stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+    zeros, mask = memoryview(bytes(PIECE)), bytearray(PIECE)
     change = np.add if sign > 0 else np.subtract
     for part in vector:
-        step = WORDS * 8 // part.itemsize
+        step = PIECE // part.itemsize
         for start in range(0, len(part), step):
             piece = part[start : start + step]
-            words = stream.words(-(-piece.nbytes // 8))
-            change(piece, words.view(part.dtype)[: len(piece)], out=piece)
+            stream.update_into(zeros[: piece.nbytes], mask)
+            change(piece, np.frombuffer(mask, part.dtype, len(piece)), out=piece)
 
 
 def zeros(layout: Layout) -> Vector:
@@ -164,10 +175,11 @@ def fits(vector: Vector, layout: Layout) -> bool:
 def _private_key(seed: bytes) -> X25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return X25519PrivateKey.from_private_bytes(_derived(seed, b"private key"))
+    return X25519PrivateKey.from_private_bytes(derived(seed, b"private key"))
 
 
-def _derived(seed: bytes, purpose: bytes) -> bytes:
+def derived(seed: bytes, purpose: bytes) -> bytes:
+    """32 bytes of a secret (HKDF-SHA256); no two purposes share any."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -116,11 +116,11 @@ class SumClient:
         ]
         pairs = {holder: parts[0][i] + parts[1][i] for i, holder in enumerate(holders, 1)}
         self._secrets.held[self.name] = pairs.pop(self.name)
-        boxes = {}
+        agreed, boxes = primitives.agreement(self._secrets.cipher_seed), {}
         for holder, pair in pairs.items():
             about = self._about(self.name, holder)
             try:
-                key = self._agreed(holder, about)
+                key = agreed(self._roster[holder].cipher_key, about)
             except ValueError as error:
                 self._refuse(f"the keys of {holder}: {error}")
             boxes[holder] = primitives.sealed(key, pair, about).hex()
@@ -158,11 +158,11 @@ class SumClient:
         if boxes.keys() != {*self._drawn_by}:
             self._refuse("shares of clients that did not draw it, or those of others withheld")
         self._graph = graph_digest(graph)
-        unopened = []
+        agreed, unopened = primitives.agreement(self._secrets.cipher_seed), []
         for sender, box in boxes.items():
             about = self._about(sender, self.name)
             try:
-                key = self._agreed(sender, about)
+                key = agreed(self._roster[sender].cipher_key, about)
                 pair = primitives.opened(key, bytes.fromhex(box), about)
                 if len(pair) != 2 * primitives.SEED_BYTES:
                     raise ValueError("not two shares")
@@ -200,10 +200,10 @@ class SumClient:
             self._refuse("the server agreed with the others on a vector of another length")
         neighbours = {*self._drawn, *self._drawn_by} & {*alive}
         try:
-            keys = {name: self._mask_key(name) for name in sorted(neighbours)}
+            keys = self._mask_keys(neighbours)
         except ValueError as error:
             self._refuse(str(error))
-        primitives.add_mask(vector, self._secrets.own_seed)
+        primitives.add_mask(vector, primitives.derived(self._secrets.own_seed, b"mask"))
         for name, key in keys.items():
             primitives.add_mask(vector, key, 1 if self.name < name else -1)
         return self._sign(self._view()).hex()
@@ -370,12 +370,12 @@ class SumClient:
         """What a sealed share is bound to: this sum with all its keys, and the two clients."""
         return self.occasion.statement("shares", self._roster_digest, sender, receiver)
 
-    def _agreed(self, name: str, purpose: bytes) -> bytes:
-        return primitives.agreed(self._secrets.cipher_seed, self._roster[name].cipher_key, purpose)
-
-    def _mask_key(self, name: str) -> bytes:
-        purpose = self.occasion.masking(self._roster_digest, self.name, name, self._basis)
-        return primitives.agreed(self._secrets.mask_seed, self._roster[name].mask_key, purpose)
+    def _mask_keys(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Of the masks with these neighbours."""
+        agreed = primitives.agreement(self._secrets.mask_seed)
+        about = {n: self.occasion.masking(self._roster_digest, self.name, n, self._basis)
+                 for n in names}  # fmt: skip
+        return {n: agreed(self._roster[n].mask_key, purpose) for n, purpose in about.items()}
 
     def _refuse(self, why: str) -> Any:
         """Whatever was refused once is over: nothing more of it is answered."""

@@ -94,7 +94,9 @@ class Sum:
         """A box for the first client, of a sender that breaks the protocol."""
         client, holder = self.clients[sender], self.names[0]
         about = client._about(sender, holder)
-        return primitives.sealed(client._agreed(holder, about), text, about).hex()
+        agreed = primitives.agreement(client._secrets.cipher_seed)
+        key = agreed(client._roster[holder].cipher_key, about)
+        return primitives.sealed(key, text, about).hex()
 
     def noted(self, name, reply):
         self.seen.append((name, reply))

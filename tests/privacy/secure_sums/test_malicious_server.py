@@ -271,13 +271,11 @@ def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
     keys = {name: Advertisement.of(one.clients[name].advertise()) for name in one.names}
     copy = keys["c002"].mask_key[:-1] + bytes([keys["c002"].mask_key[-1] ^ 0x80])
     roster = [dataclasses.replace(keys["c000"], mask_key=copy), keys["c001"], keys["c002"]]
-    shared = {
-        primitives.agreed(middle._secrets.mask_seed, each.mask_key, b"") for each in roster[::2]
-    }
-    assert len(shared) == 1  # one secret with both
+    agreed = primitives.agreement(middle._secrets.mask_seed)
+    assert len({agreed(each.mask_key, b"") for each in roster[::2]}) == 1  # one secret with both
     middle._roster = last._roster = {each.name: each for each in roster}
-    assert len({middle._mask_key("c000"), middle._mask_key("c002")}) == 2
-    assert middle._mask_key("c002") == last._mask_key("c001")
+    keys = middle._mask_keys(["c000", "c002"])
+    assert keys["c000"] != keys["c002"] == last._mask_keys(["c001"])["c001"]
 
 
 def test_who_is_sent_another_model_is_in_no_sum(tools):
