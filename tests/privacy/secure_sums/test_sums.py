@@ -8,6 +8,9 @@ import json
 import numpy as np
 import pytest
 from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -178,6 +181,24 @@ def test_shares_give_what_the_library_makes_of_them(seed, needed, random):
     assert primitives.combined(some) == seed == Shamir.combine(some)
     changed = [*some[1:], (some[0][0], bytes(16))]
     assert primitives.combined(changed) == Shamir.combine(changed)
+
+
+@pytest.mark.parametrize("places", [(1, 2, 3), (5, 400, 1000), (998, 999, 1000)])
+def test_shares_of_the_largest_cohort_fit_together(places):
+    seed = bytes(range(16))
+    shares = primitives.split(seed, 3, range(1, 1001))
+    assert primitives.combined([(place, shares[place]) for place in places]) == seed
+
+
+def test_a_mask_is_one_key_stream_over_all_parts():
+    """That of the library, in pieces or not; the sum of both signs is nothing."""
+    layout = ((16, primitives.PIECE // 2 + 3), (32, 0), (64, 5))
+    vector, size = primitives.zeros(layout), primitives.PIECE + 6 + 40
+    primitives.add_mask(vector, bytes(range(32)))
+    stream = Cipher(AES(bytes(range(32))), CTR(bytes(16))).encryptor()
+    assert b"".join(part.tobytes() for part in vector) == stream.update(bytes(size))
+    primitives.add_mask(vector, bytes(range(32)), -1)
+    assert not any(part.any() for part in vector)
 
 
 @pytest.mark.parametrize("liar", ["c000", "c002", "c005"])
