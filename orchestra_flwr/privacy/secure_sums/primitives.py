@@ -16,7 +16,8 @@ TAIL = 0b10000111
 MODULUS = (1 << 128) + TAIL  # of GF(2^128), as in pycryptodome
 LOWEST = int.from_bytes(bytes([1]) * 255)  # the lowest bit of each byte
 DIGITS = b"01" + bytes(254)
-PIECE = 1 << 17  # bytes of a mask that are made at a time: they stay in a core's cache
+PIECE = 1 << 17  # bytes of a vector that are masked at a time: they stay in a core's cache
+AT_ONCE = 64  # masks of which each piece gets its part
 ZEROS = memoryview(bytes(PIECE))
 
 if TYPE_CHECKING:  # a client of a run without sums needs no cryptography
@@ -169,29 +170,33 @@ def _inverse(value: int) -> int:
     return last
 
 
-def add_mask(vector: Vector, key: bytes, sign: int = 1) -> None:
-    """Adds an AES-256 key stream (counter mode, NIST SP 800-38A) to a vector, or subtracts it.
+def add_masks(vector: Vector, masks: Sequence[tuple[bytes, int]]) -> None:
+    """Adds AES-256 key streams (counter mode, NIST SP 800-38A) to a vector, or subtracts them.
 
-    Where processors have instructions for AES, it takes half the time of a ChaCha20 key stream.
+    Where processors have instructions for AES, it takes half the time of ChaCha20 key streams.
 
     Args:
         vector: changed in place; its integers wrap around.
-        key: 32 secret bytes that mask nothing else.
-        sign: 1 or -1.
+        masks: of each a key, 32 secret bytes that mask nothing else, and a sign, 1 or -1.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import AES
     from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-    stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
-    mask = bytearray(PIECE)
-    change = np.add if sign > 0 else np.subtract
-    for part in vector:
-        step = PIECE // part.itemsize
-        for start in range(0, len(part), step):
-            piece = part[start : start + step]
-            stream.update_into(ZEROS[: piece.nbytes], mask)
-            change(piece, np.frombuffer(mask, part.dtype, len(piece)), out=piece)
+    buffer = bytearray(PIECE)
+    for first in range(0, len(masks), AT_ONCE):
+        streams = [
+            (Cipher(AES(key), CTR(bytes(16))).encryptor(), np.add if sign > 0 else np.subtract)
+            for key, sign in masks[first : first + AT_ONCE]
+        ]
+        for part in vector:
+            step = PIECE // part.itemsize
+            for start in range(0, len(part), step):
+                piece = part[start : start + step]
+                mask = np.frombuffer(buffer, part.dtype, len(piece))
+                for stream, change in streams:
+                    stream.update_into(ZEROS[: piece.nbytes], buffer)
+                    change(piece, mask, out=piece)
 
 
 def zeros(layout: Layout) -> Vector:

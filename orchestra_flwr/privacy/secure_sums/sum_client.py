@@ -203,9 +203,9 @@ class SumClient:
             keys = self._mask_keys(neighbours)
         except ValueError as error:
             self._refuse(str(error))
-        primitives.add_mask(vector, primitives.derived(self._secrets.own_seed, b"mask"))
-        for name, key in keys.items():
-            primitives.add_mask(vector, key, 1 if self.name < name else -1)
+        masks = [(key, 1 if self.name < name else -1) for name, key in keys.items()]
+        own = primitives.derived(self._secrets.own_seed, b"mask")
+        primitives.add_masks(vector, [(own, 1), *masks])
         return self._sign(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:

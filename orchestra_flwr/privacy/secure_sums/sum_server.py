@@ -221,13 +221,10 @@ class SumServer:
         Raises:
             SumFailedError: too few shares came, or some are wrong.
         """
-        own = {name: self._own_seed(name) for name in sorted(self._views)}
-        gone = sorted({*self.alive} - own.keys())
+        own = [primitives.derived(self._own_seed(n), b"mask") for n in sorted(self._views)]
+        gone = sorted({*self.alive} - self._views.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]
-        for seed in own.values():
-            primitives.add_mask(self._total, primitives.derived(seed, b"mask"), -1)
-        for key, sign in masks:
-            primitives.add_mask(self._total, key, sign)
+        primitives.add_masks(self._total, [*((key, -1) for key in own), *masks])
         return self._total
 
     # What follows no longer changes once the stages that it is made of are over.

@@ -191,13 +191,14 @@ def test_shares_of_the_largest_cohort_fit_together(places):
 
 
 def test_a_mask_is_one_key_stream_over_all_parts():
-    """That of the library, in pieces or not; the sum of both signs is nothing."""
+    """That of the library, however many pieces and masks there are; both signs cancel."""
     layout = ((16, primitives.PIECE // 2 + 3), (32, 0), (64, 5))
     vector, size = primitives.zeros(layout), primitives.PIECE + 6 + 40
-    primitives.add_mask(vector, bytes(range(32)))
+    primitives.add_masks(vector, [(bytes(range(32)), 1)])
     stream = Cipher(AES(bytes(range(32))), CTR(bytes(16))).encryptor()
     assert b"".join(part.tobytes() for part in vector) == stream.update(bytes(size))
-    primitives.add_mask(vector, bytes(range(32)), -1)
+    cancelling = [(bytes(32), 1), (bytes(32), -1)] * primitives.AT_ONCE
+    primitives.add_masks(vector, [*cancelling, (bytes(range(32)), -1)])
     assert not any(part.any() for part in vector)
 
 
