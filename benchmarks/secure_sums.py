@@ -92,7 +92,7 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
     survivors, none = server.survivors, Confirmations
     stage(survivors, lambda _: (survivors, none()), "confirm", "take_signature")
     signatures = server.signatures
-    stage(survivors, lambda name: (signatures, server.views_for(name)), "unmask", "take_unmasking")
+    stage(survivors, lambda _: (signatures, server.views), "unmask", "take_unmasking")
     total = at_server(server.total)
     mean, _ = at_server(codec.decode, total, received, count, len(survivors), ["loss/contrastive"])
     # A vector's weights are not cut here, so that the mean is what all have sent.

@@ -83,25 +83,25 @@ class SecureStrategy(OrchestraStrategy):
         asked = {"run": server.occasion.run, "attempt": server.occasion.attempt, "layout": layout,
                  "noise": server.occasion.noise}  # fmt: skip
         everybody = [task.client for task in self.stage.tasks]
-        self._ask("keys", everybody, lambda _: asked, server.take_keys)
-        roster = {"roster": server.roster()}
-        clients = [fields[0] for fields in roster["roster"]]
+        self._ask("keys", everybody, _same(asked), server.take_keys)
+        roster = server.roster()
+        clients = [fields[0] for fields in roster]
         try:
             self._codec.check(len(clients))
         except ValueError as error:
             raise SumFailedError(str(error)) from error
-        self._ask("shares", clients, lambda _: roster, server.take_shares)
-        self._ask("boxes", server.sealing, server.boxes_for, server.take_holding)
+        self._ask("shares", clients, _same({"roster": roster}), server.take_shares)
+        self._ask(
+            "boxes", server.sealing, lambda client: json.dumps(server.boxes_for(client)),
+            server.take_holding,
+        )  # fmt: skip
         self._note_unopened()
         self._ask_for_vectors(server.alive)
         survivors = server.survivors
-        self._ask("confirm", survivors, lambda _: {"survivors": survivors}, server.take_signature)
-        signatures = server.signatures
-        self._ask(
-            "unmask", sorted(signatures),
-            lambda client: {"signatures": signatures, "views": server.views_for(client)},
-            server.take_unmasking,
-        )  # fmt: skip
+        asked = {"survivors": survivors}
+        self._ask("confirm", survivors, _same(asked), server.take_signature)
+        asked = {"signatures": server.signatures, "views": server.views}
+        self._ask("unmask", sorted(server.signatures), _same(asked), server.take_unmasking)
         return server.total()
 
     def _note_unopened(self) -> None:
@@ -117,7 +117,7 @@ class SecureStrategy(OrchestraStrategy):
         self,
         stage: str,
         clients: Sequence[str],
-        text: Callable[[str], Any],
+        text: Callable[[str], str],
         take: Callable[[str, Any], None],
     ) -> None:
         """One stage without arrays: `text` makes what a client is asked, `take` takes its reply."""
@@ -132,7 +132,8 @@ class SecureStrategy(OrchestraStrategy):
         training = _Training(
             self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number
         )
-        training.entries = lambda client: self._entries("input", client, {"alive": clients})
+        text = _same({"alive": clients})
+        training.entries = lambda client: self._entries("input", client, text(client))
         messages = training.configure_train(
             self.round.number, ArrayRecord(), ConfigRecord(), self._grid
         )
@@ -192,15 +193,14 @@ class SecureStrategy(OrchestraStrategy):
             else:
                 self._drop(dropped(client, message, reason))
 
-    def _question(self, stage: str, client: str, text: Any) -> Message:
+    def _question(self, stage: str, client: str, text: str) -> Message:
         entries = self._entries(stage, client, text)
         return self._envelope(MessageType.TRAIN, client, ArrayRecord(), entries)
 
-    def _entries(self, stage: str, client: str, text: Any) -> dict[str, Any]:
-        written = json.dumps(text)
-        self.report.bytes_down += len(written)
+    def _entries(self, stage: str, client: str, text: str) -> dict[str, Any]:
+        self.report.bytes_down += len(text)
         remembered = {SECURE_STATE: self._states[client]} if client in self._states else {}
-        return {SECURE_STAGE: stage, SECURE_TEXT: written, **remembered}
+        return {SECURE_STAGE: stage, SECURE_TEXT: text, **remembered}
 
     def _apply(self, total: list[np.ndarray]) -> None:
         """Makes the sum the model's new state, if it can be what training made of it."""
@@ -249,6 +249,12 @@ class SecureStrategy(OrchestraStrategy):
         self.report.examples = max(0, round(numbers.images))  # 0: unknown, in a noisy sum
         update.apply()
         self.report.summarise()
+
+
+def _same(asked: dict[str, Any]) -> Callable[[str], str]:
+    """The text of what all clients are asked alike, which is written once."""
+    text = json.dumps(asked)
+    return lambda client: text
 
 
 class _Training(OrchestraStrategy):

@@ -13,9 +13,9 @@ which clients may drop out:
 4. *input*: it sends its vector plus a mask of its own plus or minus one mask for each neighbour,
    which cancel with those of clients alone that have the same keys and basis, and signs by what;
 5. *confirm*: it signs whose vectors the server says to have, who drew whom, and that basis;
-6. *unmask*: shown that two thirds signed the same, it gives out shares: of the own mask of those
-   whose vector arrived and who signed what it was shown itself, of the mask key of those whose did
-   not arrive, never both.
+6. *unmask*: shown that two thirds signed the same, and all on the list what it was shown itself, it
+   gives out shares: of the own mask of those whose vector arrived, of the mask key of those whose
+   did not arrive, never both.
 
 **What is assumed.** Fewer than a third of the clients that the sum began with collude with the
 server or with each other, see :mod:`.cohort`. With registered keys (`verify` of

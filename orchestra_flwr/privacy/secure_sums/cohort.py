@@ -7,7 +7,7 @@ server does with fewer than a third of the clients on its side:
 * the colluding ones among a client's neighbours hold enough shares to open its secrets;
 * those whose vectors arrived fall into two groups without a mask between them, whose sums could be
   told apart. A mask is between two if either has drawn the other: each compares who drew it with
-  what all confirm, so no server can withhold that.
+  what all on the list have signed, so no server can withhold that.
 """
 
 import math

@@ -15,8 +15,8 @@ class SumRefusedError(ValueError):
 class Confirmations:
     """Whose vectors a client confirmed, of each round of each run: one set, once and for all.
 
-    With another set for the same round a server could subtract one sum from the other. A set is on
-    the disk before it is signed.
+    With another set for the same round a server could subtract one sum from the other. The same
+    set may be confirmed again, in another attempt. A set is on the disk before it is signed.
 
     Args:
         file: where it is kept; None: only in memory.

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -116,11 +116,11 @@ class SumClient:
         ]
         pairs = {holder: parts[0][i] + parts[1][i] for i, holder in enumerate(holders, 1)}
         self._secrets.held[self.name] = pairs.pop(self.name)
-        boxes = {}
+        agreed, boxes = primitives.agreement(self._secrets.cipher_seed), {}
         for holder, pair in pairs.items():
             about = self._about(self.name, holder)
             try:
-                key = self._agreed(holder, about)
+                key = agreed(self._roster[holder].cipher_key, about)
             except ValueError as error:
                 self._refuse(f"the keys of {holder}: {error}")
             boxes[holder] = primitives.sealed(key, pair, about).hex()
@@ -158,11 +158,11 @@ class SumClient:
         if boxes.keys() != {*self._drawn_by}:
             self._refuse("shares of clients that did not draw it, or those of others withheld")
         self._graph = graph_digest(graph)
-        unopened = []
+        agreed, unopened = primitives.agreement(self._secrets.cipher_seed), []
         for sender, box in boxes.items():
             about = self._about(sender, self.name)
             try:
-                key = self._agreed(sender, about)
+                key = agreed(self._roster[sender].cipher_key, about)
                 pair = primitives.opened(key, bytes.fromhex(box), about)
                 if len(pair) != 2 * primitives.SEED_BYTES:
                     raise ValueError("not two shares")
@@ -200,12 +200,12 @@ class SumClient:
             self._refuse("the server agreed with the others on a vector of another length")
         neighbours = {*self._drawn, *self._drawn_by} & {*alive}
         try:
-            keys = {name: self._mask_key(name) for name in sorted(neighbours)}
+            keys = self._mask_keys(neighbours)
         except ValueError as error:
             self._refuse(str(error))
-        primitives.add_mask(vector, self._secrets.own_seed)
-        for name, key in keys.items():
-            primitives.add_mask(vector, key, 1 if self.name < name else -1)
+        masks = [(key, 1 if self.name < name else -1) for name, key in keys.items()]
+        own = primitives.derived(self._secrets.own_seed, b"mask")
+        primitives.add_masks(vector, [(own, 1), *masks])
         return self._sign(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
@@ -232,40 +232,45 @@ class SumClient:
     ) -> dict[str, dict[str, str]]:
         """The shares that the sum needs: of each client one of the two, and never again.
 
+        Every client on the list must have signed what this one was shown. Otherwise a server could
+        name one whose masks it kept from all others, and have its vector as the difference to a
+        sum of the same list with it.
+
         Args:
             signatures: what clients returned from :meth:`confirm`, by name.
-            views: what those whose shares it holds returned from :meth:`mask`.
+            views: what those of the list without such a signature returned from :meth:`mask`.
 
         Returns:
             `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
-            whose vectors are in the sum and were masked by what this client was shown as well, and
-            of the mask keys of those whose vectors are not in it.
+            whose vectors are in the sum, and of the mask keys of those whose vectors are not in it.
 
         Raises:
-            SumRefusedError: fewer than two thirds of the clients signed the same, or a stage out of
-                order.
+            SumRefusedError: fewer than two thirds of the clients signed the same, somebody on the
+                list was shown something else, or a stage out of order.
         """
         self._enter("unmask")
-        confirmed = self._confirmed()
-        signed = [
+        confirmed, view = self._confirmed(), self._view()
+        others = [
             name
-            for name, signature in signatures.items()
-            if name in self._survivors and self._is_signed(name, confirmed, signature)
+            for name in self._survivors
+            if not self._is_signed(name, confirmed, signatures.get(name, ""))
         ]
-        if len(signed) < quorum(self.count):
+        if (signed := len(self._survivors) - len(others)) < quorum(self.count):
             self._refuse(
-                f"{len(signed)} of {self.count} clients signed the same list of clients, "
+                f"{signed} of {self.count} clients signed the same list of clients, "
                 f"{quorum(self.count)} must"
             )
+        for name in others:
+            if not self._is_signed(name, view, views.get(name, "")):
+                self._refuse(f"{name} masked its vector by something else, or did not sign by what")
         shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
-        view = self._view()
         for name in self._secrets.held.keys() & {*self._alive}:
             pair = self._secrets.held[name]
             own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
-            if name not in self._survivors:
-                shares["keys"][name] = key.hex()
-            elif name == self.name or self._is_signed(name, view, views.get(name, "")):
+            if name in self._survivors:
                 shares["own"][name] = own.hex()
+            else:
+                shares["keys"][name] = key.hex()
         self._forget()
         return shares
 
@@ -365,12 +370,12 @@ class SumClient:
         """What a sealed share is bound to: this sum with all its keys, and the two clients."""
         return self.occasion.statement("shares", self._roster_digest, sender, receiver)
 
-    def _agreed(self, name: str, purpose: bytes) -> bytes:
-        return primitives.agreed(self._secrets.cipher_seed, self._roster[name].cipher_key, purpose)
-
-    def _mask_key(self, name: str) -> bytes:
-        purpose = self.occasion.masking(self._roster_digest, self.name, name, self._basis)
-        return primitives.agreed(self._secrets.mask_seed, self._roster[name].mask_key, purpose)
+    def _mask_keys(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Of the masks with these neighbours."""
+        agreed = primitives.agreement(self._secrets.mask_seed)
+        about = {n: self.occasion.masking(self._roster_digest, self.name, n, self._basis)
+                 for n in names}  # fmt: skip
+        return {n: agreed(self._roster[n].mask_key, purpose) for n, purpose in about.items()}
 
     def _refuse(self, why: str) -> Any:
         """Whatever was refused once is over: nothing more of it is answered."""

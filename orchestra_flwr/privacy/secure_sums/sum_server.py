@@ -54,6 +54,7 @@ class SumServer:
         self.occasion = Occasion(run, round_, secrets.token_hex(16), layout, noise)
         self._roster: dict[str, Advertisement] = {}
         self._keys: set[bytes] = set()  # of all in the roster
+        self._agreed = primitives.agreement(secrets.token_bytes(32))  # only to try keys with
         self._boxes: dict[str, dict[str, bytes]] = {}  # by sender: those that it drew
         self._commitments: dict[str, str] = {}
         self._unopened: dict[str, set[str]] = {}  # by sender: for whom its box did not open
@@ -78,7 +79,7 @@ class SumServer:
         if self._verify and not self._verify(name, statement, advertised.signature):
             raise ValueError("keys that are not signed by the client's registered key")
         for key in keys:
-            primitives.agreed(secrets.token_bytes(primitives.SEED_BYTES), key, b"check")
+            self._agreed(key, b"check")
         self._keys |= keys
         self._roster[name] = advertised
 
@@ -192,9 +193,11 @@ class SumServer:
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 
-    def views_for(self, name: str) -> dict[str, str]:
-        """What the last stage sends to one client: of whose shares it holds."""
-        return {s: view for s, view in self._views.items() if name in self._boxes[s]}
+    @property
+    def views(self) -> dict[str, str]:
+        """What the last stage sends to all beside: of those whose vectors came and who confirmed
+        nothing since, by what they masked them."""
+        return {name: self._views[name] for name in self._views.keys() - self._signatures.keys()}
 
     def take_unmasking(self, name: str, shares: Mapping[str, Any]) -> None:
         """Of the last stage: what :meth:`SumClient.unmask` returned."""
@@ -218,13 +221,10 @@ class SumServer:
         Raises:
             SumFailedError: too few shares came, or some are wrong.
         """
-        own = {name: self._own_seed(name) for name in sorted(self._views)}
-        gone = sorted({*self.alive} - own.keys())
+        own = [primitives.derived(self._own_seed(n), b"mask") for n in sorted(self._views)]
+        gone = sorted({*self.alive} - self._views.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]
-        for seed in own.values():
-            primitives.add_mask(self._total, seed, -1)
-        for seed, sign in masks:
-            primitives.add_mask(self._total, seed, sign)
+        primitives.add_masks(self._total, [*((key, -1) for key in own), *masks])
         return self._total
 
     # What follows no longer changes once the stages that it is made of are over.
@@ -266,10 +266,10 @@ class SumServer:
         seed = self._reconstructed(
             "keys", gone, lambda seed: primitives.public_key(seed) == promised
         )
+        agreed = primitives.agreement(seed)
         for name in neighbours:
             purpose = self.occasion.masking(self._roster_digest, gone, name, self.basis)
-            key = primitives.agreed(seed, self._roster[name].mask_key, purpose)
-            yield key, -1 if name < gone else 1
+            yield agreed(self._roster[name].mask_key, purpose), -1 if name < gone else 1
 
     def _are_neighbours(self, one: str, other: str) -> bool:
         return other in self._boxes[one] or one in self._boxes[other]

@@ -122,11 +122,11 @@ class Talk:
 
     def unmask(self):
         signatures = self.server.signatures
-        views = self.server.views_for("kitchen")
+        views = self.server.views
         shares = self.ask("unmask", {"signatures": signatures, "views": views})
         self.server.take_unmasking("kitchen", shares)
         for name, client in self.others.items():
-            self.server.take_unmasking(name, client.unmask(signatures, self.server.views_for(name)))
+            self.server.take_unmasking(name, client.unmask(signatures, views))
 
     def until(self, stage):
         for each in STAGES:

@@ -92,6 +92,25 @@ def test_the_sum_is_that_of_who_is_left(federation, stage):
     assert "joined with 16 images" in server.text and "joined with 17 images" not in server.text
 
 
+def test_adapters_are_summed(federation):
+    """And nothing else is: no client sends the weights that nobody trains."""
+    pytest.importorskip("peft", reason="needs the extra timm")
+    machines = federation(NAMES[:3])
+    overrides = (*SUMS, "adaptation=lora", "adaptation.rank=2", "federation.min_clients=3",
+                 "federation.rounds=1")  # fmt: skip
+    server = machines.server(*overrides)
+    server.wait_for("listening on 127.0.0.1")
+    clients = [demanding(machines, name) for name in NAMES[:3]]
+    assert server.wait(1200) == 0, server.text
+    for each in clients:
+        each.end()
+    assert "for a sum of 3 clients" in clients[0].text and "the sum was opened" in clients[0].text
+    assert_same(machines, mean_of(machines, overrides, NAMES[:3]))
+    config = load(ServerConfig, [*machines.small(overrides), *overrides])
+    frozen = build_learner(config, 3).state(Role.FROZEN)
+    assert frozen and not frozen.keys() & load_file(machines.run / "checkpoint" / LATEST).keys()
+
+
 def test_a_killed_server_goes_on_with_sums(federation):
     """With noise, which clients add and account for whatever becomes of the server."""
     machines = federation(NAMES[:3])

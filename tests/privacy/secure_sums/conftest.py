@@ -86,7 +86,7 @@ class Sum:
         signatures = self.server.signatures
         for name in self.there("unmask"):
             if name in self.server.survivors:
-                views = self.server.views_for(name)
+                views = self.server.views
                 shares = self.noted(name, self.clients[name].unmask(signatures, views))
                 self.server.take_unmasking(name, shares)
 
@@ -94,7 +94,9 @@ class Sum:
         """A box for the first client, of a sender that breaks the protocol."""
         client, holder = self.clients[sender], self.names[0]
         about = client._about(sender, holder)
-        return primitives.sealed(client._agreed(holder, about), text, about).hex()
+        agreed = primitives.agreement(client._secrets.cipher_seed)
+        key = agreed(client._roster[holder].cipher_key, about)
+        return primitives.sealed(key, text, about).hex()
 
     def noted(self, name, reply):
         self.seen.append((name, reply))

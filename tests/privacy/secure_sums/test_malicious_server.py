@@ -52,7 +52,7 @@ def test_two_lists_of_survivors_are_never_both_unmasked(one):
 def test_nobody_is_alive_and_dead_in_what_a_client_gives_out(one):
     one.gone = {"input": ["c004"]}
     one.until("unmask")
-    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views_for("c000"))
+    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views)
     assert shares["own"].keys() == {*NAMES} - {"c004"} and shares["keys"].keys() == {"c004"}
 
 
@@ -243,23 +243,6 @@ def test_shares_that_are_withheld_or_nobodys_are_refused(tools, monkeypatch):
         assert is_over(one.clients[name])
 
 
-def test_two_graphs_are_never_both_confirmed(tools, monkeypatch):
-    """Both the share and that somebody drew it are kept from a client: it cannot know."""
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
-    one = tools.Sum(6).until("boxes")
-    asked = {name: json.loads(json.dumps(one.server.boxes_for(name))) for name in NAMES}
-    sender = next(iter(asked["c000"]["boxes"]))
-    del asked["c000"]["boxes"][sender]
-    asked["c000"]["graph"][sender] = "0"
-    for name in NAMES:
-        one.server.take_holding(name, one.clients[name].hold(**asked[name]))
-    one.input_stage()
-    one.confirm_stage()
-    refused(
-        one.clients["c000"].unmask, one.server.signatures, {}, match="1 of 6 clients signed the s"
-    )
-
-
 def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
     """A client that copies another's key, but for a bit that X25519 does not read.
 
@@ -271,59 +254,11 @@ def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
     keys = {name: Advertisement.of(one.clients[name].advertise()) for name in one.names}
     copy = keys["c002"].mask_key[:-1] + bytes([keys["c002"].mask_key[-1] ^ 0x80])
     roster = [dataclasses.replace(keys["c000"], mask_key=copy), keys["c001"], keys["c002"]]
-    shared = {
-        primitives.agreed(middle._secrets.mask_seed, each.mask_key, b"") for each in roster[::2]
-    }
-    assert len(shared) == 1  # one secret with both
+    agreed = primitives.agreement(middle._secrets.mask_seed)
+    assert len({agreed(each.mask_key, b"") for each in roster[::2]}) == 1  # one secret with both
     middle._roster = last._roster = {each.name: each for each in roster}
-    assert len({middle._mask_key("c000"), middle._mask_key("c002")}) == 2
-    assert middle._mask_key("c002") == last._mask_key("c001")
-
-
-def test_who_is_sent_another_model_is_in_no_sum(tools):
-    """All others may be sent one from which no update comes: what is left would be its own."""
-    one = tools.Sum(6).until("input")
-    views = {}
-    for name in NAMES:
-        masked = [part.copy() for part in one.vectors[name]]
-        basis = "model" if name == "c003" else "another"
-        views[name] = one.clients[name].mask(NAMES, masked, basis)
-    opened_without(one, "c003", views)
-
-
-@pytest.mark.parametrize("living", [NAMES[:4], NAMES[:5]])
-def test_who_is_shown_another_list_of_the_living_is_in_no_sum(tools, living):
-    """It leaves out masks. If the others say that those on its list are dead, all of its masks
-    could be taken off: in a large cohort two thirds of the few that it drew suffice for both.
-    """
-    one = tools.Sum(6).until("input")
-    views = {}
-    for name in NAMES:
-        masked = [part.copy() for part in one.vectors[name]]
-        views[name] = one.clients[name].mask(living if name == "c001" else NAMES, masked, "another")
-    opened_without(one, "c001", views)
-
-
-def opened_without(one, victim, views):
-    """What all others open when the server says that the victim's vector is in the sum."""
-    signed = {name: one.clients[name].confirm(NAMES, Confirmations()) for name in NAMES
-              if name != victim}  # fmt: skip
-    for name in signed:
-        shares = one.clients[name].unmask(signed, views)
-        assert shares["own"].keys() == {*NAMES} - {victim} and not shares["keys"]
-
-
-def test_a_vector_that_was_masked_by_something_else_is_not_added(tools):
-    """Its client drops out by name, and the others go on."""
-    one = tools.Sum(6).until("input")
-    one.server._verify = one.verify
-    masked = [part.copy() for part in one.vectors["c003"]]
-    view = one.clients["c003"].mask(NAMES, masked, "another model")
-    with pytest.raises(ValueError, match="what it masked its vector by is not signed"):
-        one.server.take_vector("c003", masked, view)
-    one.gone = {"input": ["c003"]}
-    others = [name for name in NAMES if name != "c003"]
-    assert all(map(np.array_equal, one.total_from("input"), one.expected(others)))
+    keys = middle._mask_keys(["c000", "c002"])
+    assert keys["c000"] != keys["c002"] == last._mask_keys(["c001"])["c001"]
 
 
 def test_another_length_of_vector_is_refused(one, tools):

@@ -8,6 +8,9 @@ import json
 import numpy as np
 import pytest
 from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -161,7 +164,7 @@ def test_wrong_shares_are_noticed(tools):
     one = tools.Sum(3).until("unmask")
     signatures = one.server.signatures
     for name in one.names:
-        shares = one.clients[name].unmask(signatures, one.server.views_for(name))
+        shares = one.clients[name].unmask(signatures, one.server.views)
         if name != "c001":
             shares["own"]["c001"] = "00" * 16
         one.server.take_unmasking(name, shares)
@@ -180,13 +183,32 @@ def test_shares_give_what_the_library_makes_of_them(seed, needed, random):
     assert primitives.combined(changed) == Shamir.combine(changed)
 
 
+@pytest.mark.parametrize("places", [(1, 2, 3), (5, 400, 1000), (998, 999, 1000)])
+def test_shares_of_the_largest_cohort_fit_together(places):
+    seed = bytes(range(16))
+    shares = primitives.split(seed, 3, range(1, 1001))
+    assert primitives.combined([(place, shares[place]) for place in places]) == seed
+
+
+def test_a_mask_is_one_key_stream_over_all_parts():
+    """That of the library, however many pieces and masks there are; both signs cancel."""
+    layout = ((16, primitives.PIECE // 2 + 3), (32, 0), (64, 5))
+    vector, size = primitives.zeros(layout), primitives.PIECE + 6 + 40
+    primitives.add_masks(vector, [(bytes(range(32)), 1)])
+    stream = Cipher(AES(bytes(range(32))), CTR(bytes(16))).encryptor()
+    assert b"".join(part.tobytes() for part in vector) == stream.update(bytes(size))
+    cancelling = [(bytes(32), 1), (bytes(32), -1)] * primitives.AT_ONCE
+    primitives.add_masks(vector, [*cancelling, (bytes(range(32)), -1)])
+    assert not any(part.any() for part in vector)
+
+
 @pytest.mark.parametrize("liar", ["c000", "c002", "c005"])
 def test_one_who_gives_out_wrong_shares_does_not_end_a_sum(tools, liar):
     """Of both kinds: one client is gone, and one of the others lies about all."""
     one = tools.Sum(6, gone={"input": ["c001"]}).until("unmask")
     signatures = one.server.signatures
     for name in one.server.survivors:
-        shares = one.clients[name].unmask(signatures, one.server.views_for(name))
+        shares = one.clients[name].unmask(signatures, one.server.views)
         if name == liar:
             shares = {kind: dict.fromkeys(found, "5a" * 16) for kind, found in shares.items()}
         one.server.take_unmasking(name, shares)
@@ -219,7 +241,7 @@ def test_who_signs_wrongly_drops_out_and_the_others_go_on(tools):
 ])  # fmt: skip
 def test_a_server_takes_no_shares_that_are_none(tools, damage):
     one = tools.Sum(3).until("unmask")
-    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views_for("c000"))
+    shares = one.clients["c000"].unmask(one.server.signatures, one.server.views)
     with pytest.raises((ValueError, KeyError, TypeError)):
         one.server.take_unmasking("c000", damage(shares))
 
