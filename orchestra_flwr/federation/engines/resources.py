@@ -100,14 +100,7 @@ def ray_backend(config: Config) -> dict[str, Any]:
     if address is None:
         init_args |= {"num_cpus": int(nodes[0].cpus), "include_dashboard": False}
     return {
-        "client_resources": {
-            "num_cpus": threads,
-            "num_gpus": share,
-            # A dead actor is started again, and its client tried once more: without these it would
-            # fail that client and, at once, every further one that the pool gives it.
-            "max_restarts": -1,
-            "max_task_retries": 1,
-        },
+        "client_resources": {"num_cpus": threads, "num_gpus": share},
         "init_args": init_args,
     }
 
