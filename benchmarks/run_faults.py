@@ -254,9 +254,12 @@ class Suite:
         self, rng: random.Random, folder: Path, kind: str, which: str
     ) -> tuple[str, list[str], list[str]]:
         run = Simulation(folder, cluster=kind == "cluster")
-        run.start()
-        fault = _try(lambda: (machines if run.cluster else signals)(rng, run, which))
-        run.finish()
+        try:
+            run.start()
+            fault = _try(lambda: (machines if run.cluster else signals)(rng, run, which))
+            run.finish()
+        finally:
+            run.end_nodes()
         run.problems += bit_problems(run.run / "r", self._reference("ray"), ROUNDS)
         run.problems += temporary_problems(run.tmp) + mode_problems(folder)
         return fault, run.events, run.problems

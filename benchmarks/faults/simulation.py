@@ -59,16 +59,18 @@ class Simulation:
     def add_node(self) -> None:
         """Starts the head, or a node of one core, and returns when it has joined."""
         assert self.cluster is not None
-        role, cores = f"--address={self.cluster}", 1
+        role = f"--address={self.cluster} --num-cpus=1"
         if not self.nodes:
-            role, cores = f"--head --port={self.cluster.rpartition(':')[2]}", 0
-        options = f"{role} --num-cpus={cores} --object-store-memory=100000000 --block"
+            port = self.cluster.rpartition(":")[2]
+            role = f"--head --port={port} --include-dashboard=false --num-cpus=0"
+        options = f"{role} --object-store-memory=100000000 --disable-usage-stats --block"
         program = ["-m", "ray.scripts.scripts", "start", "--node-ip-address=127.0.0.1"]
-        program += ["--include-dashboard=false", "--disable-usage-stats", *options.split()]
+        program += options.split()
         log = self.logs / f"node-{len(self.nodes)}.log"
-        self.nodes.append(Command(program, log, environment(self.folder)))
-        if not wait_for(lambda: self.nodes[-1].has("Ray runtime started"), 120):
-            self.problems.append(f"node {len(self.nodes) - 1} has not joined the cluster in 120 s")
+        node = Command(program, log, environment(self.folder))
+        self.nodes.append(node)
+        if not wait_for(lambda: node.has("Ray runtime started"), 120, pause=0.2):
+            raise SystemExit(f"a node did not join the cluster:\n{os.linesep.join(node.lines)}")
 
     def finish(self) -> None:
         """Waits for the run's end, and resumes it as often as it asks for that."""
@@ -86,9 +88,13 @@ class Simulation:
             self.start(f"resume={self.run / 'r'}")
         else:
             self.problems.append(f"not finished after {MAX_RESUMES} resumes")
+        self.end_nodes()
+        left_over([], 20)
+
+    def end_nodes(self) -> None:
+        """Ends the cluster, if there is one."""
         for node in reversed(self.nodes):
             node.end()
-        left_over([], 20)
 
     def _new_run(self) -> Sequence[str]:
         where = f"engine.address={self.cluster}" if self.cluster else "engine.workers=2"
