@@ -6,10 +6,11 @@
 
 A case is a run of its own: server, SuperLink, gate, two clients over TLS, or a simulation on Ray.
 One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
-full disk, a clock that jumps, requests that come again, another CA. Then: the bits of the
-undisturbed run, or one clear line with a documented exit code and the same bits after `resume=`;
-no process left, no temporary folder left, ledgers that agree, no secret that others can read. Or
-rounds end with the first reply while a client hangs, sleeps or is gone: then they end, and name it.
+full disk, a clock that jumps, requests that come again, another CA, lost nodes of a Ray cluster.
+Then: the bits of the undisturbed run, or one clear line with a documented exit code and the same
+bits after `resume=`; no process left, no temporary folder left, ledgers that agree, no secret that
+others can read. Or rounds end with the first reply while a client hangs, sleeps or is gone: then
+they end, and name it.
 Or somebody is hostile. A client sends what is absurd: then it is named, and encoder, losses and all
 checkpoints are as large as usual. A server's operator asks for more than an update, a file is not
 what it seems: then no code from there runs, no byte of an image, a path or a key is sent, and the
@@ -44,6 +45,7 @@ from faults.cases import (
     NotHitError,
     faults_in_turn,
     hostile_rounds,
+    machines,
     signals,
 )
 from faults.disk import with_own_mounts
@@ -121,8 +123,8 @@ class Suite:
         rng = random.Random(f"{self.seed}, case {number}, {kind}, {which}")
         if kind == "disk" and not self.disks:
             fault, events, problems = "not done: no disk can be mounted here", [], []
-        elif kind == "ray":
-            fault, events, problems = self._simulate(rng, folder, which)
+        elif kind in ("ray", "cluster"):
+            fault, events, problems = self._simulate(rng, folder, kind, which)
         elif kind == "file":
             fault, events, problems = self._read_file(folder, which)
         else:
@@ -249,12 +251,15 @@ class Suite:
         return problems + hostile_problems(folder, reference, HOSTILE, rounds)
 
     def _simulate(
-        self, rng: random.Random, folder: Path, which: str
+        self, rng: random.Random, folder: Path, kind: str, which: str
     ) -> tuple[str, list[str], list[str]]:
-        run = Simulation(folder)
-        run.start()
-        fault = _try(lambda: signals(rng, run, which))
-        run.finish()
+        run = Simulation(folder, cluster=kind == "cluster")
+        try:
+            run.start()
+            fault = _try(lambda: (machines if run.cluster else signals)(rng, run, which))
+            run.finish()
+        finally:
+            run.end_nodes()
         run.problems += bit_problems(run.run / "r", self._reference("ray"), ROUNDS)
         run.problems += temporary_problems(run.tmp) + mode_problems(folder)
         return fault, run.events, run.problems

@@ -25,7 +25,7 @@ from faults.hostile_files import ENCODERS, IMAGES, RUNS
 from faults.hostile_server import ATTACKS
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
-from faults.processes import Command, having_role, send, wait_for
+from faults.processes import Command, descendants, having_role, send, wait_for
 from faults.simulation import Simulation
 from orchestra_flwr.federation.messages.failures import Failure
 
@@ -91,6 +91,26 @@ def _forgive(
     else:
         killed = number == signal.SIGKILL
         run.forgiven |= {-number} if killed else {STOPPED, TERMINATED}
+
+
+def machines(rng: random.Random, run: Simulation, which: str) -> str:
+    """Nodes of a Ray cluster are lost with all their processes, or asleep for a while."""
+    place, pause = rng.randint(1, 2), rng.uniform(2, 40)
+    when = wait_for_moment(rng, run)
+    chosen = run.nodes[1:] if which == "all lost" else [run.nodes[place]]
+    pids = [pid for node in chosen for pid in (node.pid, *descendants(node.pid))]
+    if run.server.code is not None:
+        raise NotHitError("the run was over")
+    for pid in pids:
+        send(pid, signal.SIGSTOP if which == "asleep" else signal.SIGKILL)
+    if which == "replaced":
+        run.add_node()
+    if which != "asleep":
+        return f"{len(chosen)} nodes {which}, {when}"
+    time.sleep(pause)
+    for pid in pids:
+        send(pid, signal.SIGCONT)
+    return f"a node asleep for {pause:.0f} s, {when}"
 
 
 def link(rng: random.Random, run: Federation, which: str) -> str:
@@ -275,6 +295,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "image": tuple(IMAGES),
     "file": (*RUNS, *ENCODERS),
     "ray": _signals_to(RAY),
+    "cluster": ("lost", "replaced", "all lost", "asleep"),
 }
 TURN = (*FAULTS, "signals", "ray")  # the kinds that have most faults come twice
 

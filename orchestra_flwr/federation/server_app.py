@@ -6,7 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import load_config
-from orchestra_flwr.federation.client.answers import retry_after
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.population import (
     check_before_images,
     check_population,
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
         recorded_split(named, population, folder),
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
-        streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), retry_after=retry_after)
+        streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), retry=ran_out_of_memory)
         members = SimulatedMembers(streaming, population.parts)
         images = evaluation_dataset(named, population)
         evaluator = Evaluator(named, images, progress.images_evaluated)

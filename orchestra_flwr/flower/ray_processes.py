@@ -1,4 +1,4 @@
-"""Ray's processes: those without which a run cannot go on, and the workers that end with it.
+"""Ray's processes without which a run cannot go on.
 
 Checked against Ray 2.55: `ray._private`, which no public call replaces.
 """
@@ -26,19 +26,6 @@ def ended_process() -> str | None:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             return f"engine=ray: Ray's process {name} {how}, perhaps for want of memory"
     return None
-
-
-def end_workers() -> None:
-    """Kills the workers of this run, which may be in the middle of a client or starting.
-
-    Ray kills an actor only for its handle, and these are Flower's.
-    """
-    from ray import ActorID
-    from ray._private import state, worker
-
-    ray: Any = worker.global_worker
-    for key in state.actors(job_id=ray.current_job_id):
-        ray.core_worker.kill_actor(ActorID.from_hex(key), True)  # for good
 
 
 def load_ray() -> ModuleType:

@@ -6,7 +6,6 @@ holds more than a window of them, and aggregates in a fixed order, not in that o
 Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a node that is gone.
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -55,8 +54,7 @@ class StreamingGrid(Grid):
         stopped: why the engine behind the grid has stopped, None while it runs; asked before each
             message, while waiting, and before an error counts as the client's own.
         prepare: may change each message before it is sent.
-        retry_after: of a reply, and how often its client was asked again, the seconds after which
-            it shall be asked once more, while no other works; None: the reply stands.
+        retry: of a reply, whether its client shall be asked once more, while no other works.
         poll: seconds between two looks for a reply.
         reply_limit: bytes that the arrays of one reply may come to; None: any number.
 
@@ -71,7 +69,7 @@ class StreamingGrid(Grid):
         stopped: Callable[[], str | None] = lambda: None,
         *,
         prepare: Callable[[Message], None] = lambda message: None,
-        retry_after: Callable[[Message, int], float | None] = lambda reply, times: None,
+        retry: Callable[[Message], bool] = lambda reply: False,
         poll: float = POLL_SECONDS,
         reply_limit: int | None = None,
     ) -> None:
@@ -79,7 +77,7 @@ class StreamingGrid(Grid):
         self._window = window
         self._stopped = stopped
         self._prepare = prepare
-        self._retry_after = retry_after
+        self._retry = retry
         self._poll = poll
         self._reply_limit = reply_limit
         self.unanswered: set[str] = set()
@@ -150,7 +148,7 @@ class StreamingGrid(Grid):
                 return
             reply = self._receive(*under_way[0], deadline)
             _, message = under_way.popleft()
-            if self._retry_after(reply, 0) is None:
+            if not self._retry(reply):
                 yield reply
                 continue
             # The others under way end first; their replies wait, at most a window of them.
@@ -162,16 +160,9 @@ class StreamingGrid(Grid):
                 yield self._asked_again(message, reply, deadline)
 
     def _asked_again(self, message: Message, reply: Message, deadline: float | None) -> Message:
-        """The reply that stands, after asking as often as wanted."""
-        for times in itertools.count():
-            pause = self._retry_after(reply, times)
-            if pause is None or (deadline and time.monotonic() + pause > deadline):
-                break
-            time.sleep(pause)
-            reply = self._once_more(message, deadline)
-        return reply
-
-    def _once_more(self, message: Message, deadline: float | None) -> Message:
+        """The reply that stands: the first one, or a second one where that is wanted."""
+        if not self._retry(reply) or (deadline is not None and time.monotonic() > deadline):
+            return reply
         metadata = message.metadata
         again = Message(
             message.content,

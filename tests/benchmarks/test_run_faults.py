@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -491,6 +492,43 @@ def test_a_signal_reaches_the_process_that_was_drawn(tmp_path):
     assert told.startswith("SIGKILL to server/superlink, 0.0 s after")
     assert server.process.wait(20) == 0
     assert server.lines[-1] == "-9" and run.forgiven == set()
+
+
+@pytest.mark.parametrize(("which", "lost"), [("lost", [2]), ("all lost", [1, 2]), ("asleep", [])])
+def test_a_node_is_lost_with_all_its_processes(tmp_path, which, lost):
+    from faults.cases import machines
+    from faults.processes import Command, descendants, send
+
+    child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    node = ["-c", f"import subprocess, sys\nsubprocess.run({child})"]
+    server = Command(["-c", "import time\nprint('joined with', flush=True)\ntime.sleep(60)"],
+                     tmp_path / "log", {})  # fmt: skip
+    nodes = [Command(node, tmp_path / f"{each}.log", {}) for each in range(3)]
+    trees = []
+    try:
+        for each in nodes:
+            while not (below := descendants(each.pid)):
+                time.sleep(0.05)
+            trees.append([each.pid, *below])
+        run = SimpleNamespace(server=server, nodes=nodes)
+        rng = SimpleNamespace(choice=lambda of: of[0], uniform=lambda *_: 0, randint=lambda *_: 2)
+        assert which in machines(rng, run, which)
+        time.sleep(0.5)
+        states = [[state_of(pid) for pid in pids] for pids in trees]
+        assert [place for place, each in enumerate(states) if not {*each} & {"R", "S"}] == lost
+        assert all({*each} <= {"R", "S"} for n, each in enumerate(states) if n not in lost)
+    finally:
+        for pids in ([server.pid], *trees):
+            for pid in pids:
+                send(pid, signal.SIGKILL)
+
+
+def state_of(pid):
+    """Of a process, as in `/proc`: R and S for one that lives."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from orchestra_flwr.federation.client.answers import retry_after
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.streaming_grid import EngineStoppedError, StreamingGrid
@@ -170,7 +170,7 @@ class TightGrid(ScriptedGrid):
 @pytest.mark.parametrize("window", [1, 3, None])
 def test_who_ran_out_of_memory_is_tried_alone_and_the_order_stays(hungry, window):
     inner = TightGrid(hungry)
-    grid = StreamingGrid(inner, window, retry_after=retry_after)
+    grid = StreamingGrid(inner, window, retry=ran_out_of_memory)
     replies = list(grid.send_and_receive(messages(1, 2, 3, 4, 5, 6)))
     assert nodes_of(replies) == [1, 2, 3, 4, 5, 6]
     assert not any(reply.has_error() for reply in replies)
@@ -179,39 +179,14 @@ def test_who_ran_out_of_memory_is_tried_alone_and_the_order_stays(hungry, window
 
 def test_who_runs_out_of_memory_alone_as_well_has_failed():
     inner = TightGrid(set(), hopeless={2})
-    grid = StreamingGrid(inner, 2, retry_after=retry_after)
+    grid = StreamingGrid(inner, 2, retry=ran_out_of_memory)
     replies = list(grid.send_and_receive(messages(1, 2, 3)))
     assert [r.has_error() for r in replies] == [False, True, False]
     assert inner.tried.count(2) == 2
 
 
-class LosingGrid(ScriptedGrid):
-    """A machine of the cluster is gone: its workers answer again after so many tries."""
-
-    def __init__(self, tries):
-        super().__init__()
-        self.tries = tries
-
-    def pull_messages(self, message_ids):
-        (key,) = message_ids
-        self.tries -= 1
-        if self.tries >= 0:
-            reason = "<class 'ray.exceptions.ActorUnavailableError'>:<'The actor is unavailable'>"
-            return [Message(Error(code=0, reason=reason), reply_to=self.sent[key])]
-        return super().pull_messages(message_ids)
-
-
-@pytest.mark.parametrize(("tries", "is_lost"), [(1, False), (4, False), (5, True)])
-def test_a_client_of_a_lost_machine_is_asked_until_another_one_has_it(monkeypatch, tries, is_lost):
-    waited = []
-    monkeypatch.setattr("orchestra_flwr.flower.streaming_grid.time.sleep", waited.append)
-    grid = StreamingGrid(LosingGrid(tries), 1, retry_after=retry_after)
-    (reply,) = grid.send_and_receive(messages(1))
-    assert reply.has_error() == is_lost
-    assert [pause for pause in waited if pause in (0, 2, 8, 20)] == [0, 2, 8, 20][: min(tries, 4)]
-
-
-def test_nobody_waits_for_a_lost_machine_beyond_the_rounds_end():
-    grid = StreamingGrid(LosingGrid(9), 1, retry_after=lambda reply, times: 3600.0)
-    (reply,) = grid.send_and_receive(messages(1), timeout=60)
-    assert reply.has_error()
+def test_nobody_is_asked_again_after_the_rounds_end():
+    inner = TightGrid({1})
+    grid = StreamingGrid(inner, 1, retry=ran_out_of_memory)
+    (reply,) = grid.send_and_receive(messages(1), timeout=0)
+    assert reply.has_error() and inner.tried == [1]

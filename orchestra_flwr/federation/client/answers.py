@@ -14,9 +14,6 @@ from orchestra_flwr.federation.messages.schema import names_down
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.plugins import describe
 
-UNAVAILABLE = "ActorUnavailableError"  # Ray's: a worker is being started again, perhaps elsewhere
-PAUSES = (0.0, 2.0, 8.0, 20.0)  # seconds before each time that a client is asked again
-
 
 def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Message:
     """The reply of a simulated client: what `work` makes of the content.
@@ -37,22 +34,6 @@ def ran_out_of_memory(reply: Message) -> bool:
         return False
     killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
     return killed or reply.error.code == Failure.OUT_OF_MEMORY.value
-
-
-def retry_after(reply: Message, times: int) -> float | None:
-    """Seconds after which a simulated client is asked again, alone; None: its reply stands.
-
-    Memory may have been short for several at once. A machine of a cluster may be lost: Ray notices
-    it after some seconds, and then its clients are trained by the others.
-
-    Args:
-        reply: the client's.
-        times: how often it was asked again so far.
-    """
-    if not ran_out_of_memory(reply):
-        return None
-    pauses = PAUSES if UNAVAILABLE in (reply.error.reason or "") else PAUSES[:1]
-    return pauses[times] if times < len(pauses) else None
 
 
 def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import Field, model_validator
 
 from orchestra_flwr.config import Config, ConfigError, Section
-from orchestra_flwr.federation.client.answers import retry_after
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
@@ -26,8 +26,9 @@ from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import registered_nodes
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.object_store import Broadcast
-from orchestra_flwr.flower.ray_processes import end_workers, ended_process
+from orchestra_flwr.flower.ray_processes import ended_process
 from orchestra_flwr.flower.ray_start import RayStart, RayStartError
+from orchestra_flwr.flower.ray_workers import RayWorkers
 from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.training import resolve_device
 
@@ -35,6 +36,7 @@ logger = logging.getLogger("orchestra_flwr.federation")
 
 POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
 MAX_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
+AHEAD = 2  # messages under way beyond a worker's one: keep all busy, and bound the memory
 MAX_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
 
 
@@ -113,18 +115,20 @@ class RayEngine(Engine):
         """As :meth:`Engine.run`."""
         backend = ray_backend(self.config)
         resources = backend["client_resources"]
-        workers = worker_count(
-            available_nodes(self.config), resources["num_cpus"], resources["num_gpus"]
-        )
-        window = workers + 2  # enough to keep all workers busy, and bounds the memory
-        nodes = min(clients, max(MAX_NODES, window))
+
+        def capacity() -> int:
+            nodes = available_nodes(self.config)
+            return worker_count(nodes, resources["num_cpus"], resources["num_gpus"])
+
+        workers = RayWorkers(capacity)
+        nodes = min(clients, max(MAX_NODES, workers.num_actors + AHEAD))
 
         def warmed(grid: Grid) -> dict[str, Any]:
-            warm_up(grid, workers, self.config)
-            return serve(grid, workers)
+            warm_up(grid, workers.num_actors, self.config)
+            return serve(grid, workers.num_actors)
 
         with self._ray_is_up():
-            return _run_ray(nodes, backend, window, warmed, self.is_over)
+            return _run_ray(nodes, backend, warmed, workers, self.is_over)
 
     @contextlib.contextmanager
     def _ray_is_up(self) -> Iterator[None]:
@@ -155,31 +159,31 @@ def warm_up(grid: Grid, workers: int, config: Config) -> None:
     )
 
 
-def _stop_clients(grid: StreamingGrid) -> None:
+def _stop_clients(grid: StreamingGrid, workers: RayWorkers) -> None:
     """Ends clients that are at work, and returns when Flower's threads know it.
 
     A thread that still waits for a client while Ray is shut down waits for ever, and with it the
     whole process.
     """
     with contextlib.suppress(Exception):  # a cluster that was joined may be gone
-        end_workers()
+        workers.terminate_all_actors()
     until = time.monotonic() + MAX_FAREWELL
     while grid.unanswered and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         grid.pull_messages(set(grid.unanswered))
 
 
-def _why_stopped(over: threading.Event) -> str | None:
+def _why_stopped(over: threading.Event, workers: RayWorkers) -> str | None:
     if over.is_set():
         return "Flower's simulation engine stopped while clients were at work"
-    return ended_process()
+    return workers.why_ended or ended_process()
 
 
 def _run_ray(
     nodes: int,
     backend: dict[str, Any],
-    window: int,
     serve: Callable[[Grid], dict[str, Any]],
+    workers: RayWorkers,
     over: threading.Event,
 ) -> dict[str, Any]:
     from flwr.simulation import run_simulation  # takes seconds, which inline runs are spared
@@ -187,7 +191,7 @@ def _run_ray(
     served = threading.Event()
     served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
-    ended: list[str] = []  # processes of Ray without which it cannot go on
+    ended: list[str] = []  # lines about what Ray cannot go on without
     server = ServerApp()
 
     @server.main()
@@ -195,29 +199,33 @@ def _run_ray(
         served.clear()
         streaming = StreamingGrid(
             grid,
-            window,
-            partial(_why_stopped, over),
+            workers.num_actors + AHEAD,
+            partial(_why_stopped, over, workers),
             prepare=Broadcast(),
-            retry_after=retry_after,
+            retry=ran_out_of_memory,
             poll=POLL_SECONDS,
         )
         try:
             outcome.update(serve(streaming))
         except Exception:
             # Whatever fails now may fail for that reason; when Ray is down nobody can tell.
-            ended.extend(filter(None, [ended_process()]))
+            ended.extend(filter(None, [workers.why_ended, ended_process()]))
             raise
         finally:
             # From here on Ray only logs retries of tasks whose workers are being stopped.
             farewell.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            if not ended:
-                _stop_clients(streaming)
+            if ended_process() is None:
+                _stop_clients(streaming, workers)
             served.set()
 
     # Flower's log repeats, with tracebacks, what the progress shows and the metrics keep.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
-        with contextlib.ExitStack() as farewell, _ended_before_ray(over, served):
+        with (
+            contextlib.ExitStack() as farewell,
+            _ended_before_ray(over, served),
+            workers.in_place_of_flowers(),
+        ):
             run_simulation(server, client_app, nodes, "ray", backend_config=backend)
     except Exception as error:
         if ended:

@@ -27,16 +27,11 @@ def available_nodes(config: Config) -> list[Node]:
     """The machines on which clients are trained; joins the cluster of `engine.address`.
 
     Raises:
-        ConfigError: the cluster cannot be joined, or a GPU is asked for that is not there.
+        ConfigError: the cluster cannot be joined, or this machine lacks the GPU that is asked for.
     """
     address, workers = config.engine.settings.address, config.engine.settings.workers
     if address is not None:
-        nodes = _cluster_nodes(address)
-        if config.device.startswith("cuda") and not any(node.gpus for node in nodes):
-            raise ConfigError(
-                f"device={config.device}: no machine of engine.address={address} has a GPU"
-            )
-        return nodes
+        return _cluster_nodes(address)
     threads = config.training.threads
     cores = workers * threads if workers else max(usable_cpus(), threads)
     on_gpu = resolve_device(config.device).type == "cuda"
@@ -89,8 +84,12 @@ def ray_backend(config: Config) -> dict[str, Any]:
         ConfigError: resources that are not there; Flower would wait for them for ever.
     """
     nodes = available_nodes(config)
-    threads = config.training.threads
-    share, address = gpu_share(config, nodes), config.engine.settings.address
+    threads, address = config.training.threads, config.engine.settings.address
+    if address and config.device.startswith("cuda") and not any(node.gpus for node in nodes):
+        raise ConfigError(
+            f"device={config.device}: no machine of engine.address={address} has a GPU"
+        )
+    share = gpu_share(config, nodes)
     if not worker_count(nodes, threads, share):
         raise ConfigError(
             f"training.threads={threads}: no machine of engine.address={address} has "
@@ -100,14 +99,7 @@ def ray_backend(config: Config) -> dict[str, Any]:
     if address is None:
         init_args |= {"num_cpus": int(nodes[0].cpus), "include_dashboard": False}
     return {
-        "client_resources": {
-            "num_cpus": threads,
-            "num_gpus": share,
-            # A dead actor is started again, and its client tried once more: without these it would
-            # fail that client and, at once, every further one that the pool gives it.
-            "max_restarts": -1,
-            "max_task_retries": 1,
-        },
+        "client_resources": {"num_cpus": threads, "num_gpus": share},
         "init_args": init_args,
     }
 

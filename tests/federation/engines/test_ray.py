@@ -291,7 +291,7 @@ def test_a_run_that_is_stopped_while_workers_start_or_train_for_long_ends(sim, b
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_clients_are_ended_before_ray(monkeypatch, gone):
+def test_clients_are_ended_before_ray(gone):
     """Where Ray cannot be asked any more, threads may still come back by themselves."""
 
     class Grid:
@@ -306,13 +306,13 @@ def test_clients_are_ended_before_ray(monkeypatch, gone):
 
     ended = []
 
-    def end_workers():
-        ended.append("workers")
-        if gone:
-            raise ConnectionError("the cluster's head is gone")
+    class Workers:
+        def terminate_all_actors(self):
+            ended.append("workers")
+            if gone:
+                raise ConnectionError("the cluster's head is gone")
 
-    monkeypatch.setattr(ray_engine, "end_workers", end_workers)
-    ray_engine._stop_clients(Grid())
+    ray_engine._stop_clients(Grid(), Workers())
     assert len(Grid.asked) == 4
 
 

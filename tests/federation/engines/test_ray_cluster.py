@@ -26,17 +26,21 @@ def free_port():
 
 
 @pytest.fixture
-def cluster():
-    """Starts a head and a second node, one core each; returns the address and the environment."""
-    port, nodes = free_port(), []
+def cluster(request):
+    """Starts a head and a second node; returns the address, the environment and the nodes.
+
+    The head has one core, or as many as the test asks for; the other one has one.
+    """
+    port, nodes, cores = free_port(), [], getattr(request, "param", 1)
     with tempfile.TemporaryDirectory(prefix="or", ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, "RAY_TMPDIR": folder, "PYTHONPATH": str(REPOSITORY)}
-        common = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--block",
-                  "--object-store-memory=200000000", f"--temp-dir={folder}/r"]  # fmt: skip
+        common = ["--node-ip-address=127.0.0.1", "--disable-usage-stats", "--block",
+                  "--object-store-memory=100000000"]  # fmt: skip
         roles = (
-            ["--head", f"--port={port}", "--include-dashboard=false", *common],
-            [f"--address=127.0.0.1:{port}", *common[:-1]],
-        )
+            ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/r",
+             f"--num-cpus={cores}", *common],
+            [f"--address=127.0.0.1:{port}", "--num-cpus=1", *common],
+        )  # fmt: skip
         try:
             for role in roles:
                 log = (Path(folder) / f"{len(nodes)}.log").open("w")
@@ -51,7 +55,8 @@ def cluster():
             yield f"127.0.0.1:{port}", environment, nodes
         finally:
             for node in reversed(nodes):
-                os.killpg(node.pid, signal.SIGTERM)
+                if node.poll() is None:
+                    os.killpg(node.pid, signal.SIGTERM)
                 node.wait(60)
 
 
@@ -126,6 +131,65 @@ def test_a_cluster_gives_the_same_bits_and_every_node_works(cluster, tmp_path, t
     records = [json.loads(line) for line in (remote / "metrics.jsonl").read_text().splitlines()]
     assert [record["clients"]["ok"] for record in records] == [4] * 4
     assert raylets(nodes) == [1, 1]  # the run has left the cluster as it was
+
+
+@pytest.fixture
+def lose_in_mid_round(cluster, tmp_path, tiny_overrides):
+    """Starts a run on the cluster, kills the second node at work; returns exit code, log, folder.
+
+    Where the head has one core, it is taken: the clients of the lost node find no free one.
+    """
+    address, environment, nodes = cluster
+    runs = []
+
+    def lose(*overrides):
+        folder, log = tmp_path / "cluster", tmp_path / "log"
+        runs.append(subprocess.Popen(
+            [sys.executable, str(REPOSITORY / "run_sim.py"), *tiny_overrides, *overrides,
+             "engine=ray", f"engine.address={address}", f"run_dir={folder}"],
+            env=environment, cwd=tmp_path, stdout=log.open("w"), stderr=subprocess.STDOUT,
+        ))  # fmt: skip
+        metrics = folder / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1, 200)
+        wait_for(lambda: under(nodes[1], "ClientAppActor.run"), 60)
+        for pid in under(nodes[1], ""):
+            os.kill(pid, signal.SIGKILL)
+        return runs[-1].wait(150), log.read_text(), folder
+
+    yield lose
+    for run in runs:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_clients_of_a_lost_node_are_trained_by_the_others(
+    lose_in_mid_round, tmp_path, tiny_overrides
+):
+    long = ["federation.rounds=10", "training.local_epochs=20", "evaluation.every=10"]
+    inline = tmp_path / "inline"
+    assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
+    code, log, remote = lose_in_mid_round(*long)
+    assert code == 0, log
+    assert log.count("was lost: ") == 1, log
+    a, b = (load_file(folder / "encoder.safetensors") for folder in (inline, remote))
+    assert a.keys() == b.keys()
+    assert all((a[name] == b[name]).all() for name in a)
+    records = [json.loads(line) for line in (remote / "metrics.jsonl").read_text().splitlines()]
+    assert [record["clients"]["ok"] for record in records] == [4] * 11
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cluster", [0], indirect=True)
+def test_a_run_whose_last_node_is_lost_ends_in_a_line(lose_in_mid_round):
+    code, log, folder = lose_in_mid_round("federation.rounds=9", "training.local_epochs=20")
+    assert code == 1, log
+    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: engine=ray: no machine of the cluster "), log
+    assert log.splitlines()[-1] == f"continue with: resume={folder}"
+    assert "Traceback" not in log
 
 
 @pytest.mark.slow

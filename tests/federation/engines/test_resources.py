@@ -67,8 +67,10 @@ def test_on_a_cluster_nothing_is_asked_of_this_machine(tiny, monkeypatch):
     with pytest.raises(ConfigError, match=r"training.threads=8: no machine"):
         ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "training.threads=8"))
     cluster[:] = [Node(2, 0)]
+    config = tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda")
     with pytest.raises(ConfigError, match=r"device=cuda: no machine of engine.address=10.0.0.1"):
-        ray_backend(tiny(*RAY, "engine.address=10.0.0.1:6379", "device=cuda"))
+        ray_backend(config)
+    assert worker_count(available_nodes(config), 1, 0.5) == 0  # as a run finds that has begun
 
 
 def test_workers_and_a_cluster_exclude_each_other(tiny):
