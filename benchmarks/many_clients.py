@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import free_port, table, write
+from common import RESULTS, free_port, table, write
 from PIL import Image
+
+from orchestra_flwr.reporting.plots import COLOURS, INK, new_figure, style_axes
 
 ROOT = Path(__file__).parents[1]
 HERD = Path(__file__).with_name("client_herd.py")
@@ -109,8 +111,30 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
             "round_seconds": sorted(seconds[1:])[len(seconds[1:]) // 2], **here}  # fmt: skip
 
 
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """What grows with the number of clients, each in a panel of its own."""
+    panels = {
+        "until all have joined, s": ("join_seconds", "join_cpu"),
+        "memory of the server, MB": ("megabytes",),
+        "open files and threads": ("files", "threads"),
+    }
+    names = {"join_seconds": "on the clock", "join_cpu": "of the server's CPU"}
+    figure = new_figure(13, 3.6)
+    for panel, (title, keys) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        for key, colour in zip(keys, COLOURS, strict=False):
+            points = [(each["clients"], each[key]) for each in results]
+            panel.plot(*zip(*points, strict=True), "o-", color=colour, label=names.get(key, key))
+        panel.set_title(title)
+        style_axes(panel)
+        panel.set_ylim(0, 1.15 * panel.get_ylim()[1])
+        panel.set_xlabel("clients", color=INK)
+        if len(keys) > 1:
+            panel.legend(fontsize=8, labelcolor=INK, framealpha=0.85, edgecolor="none")
+    figure.savefig(path, format="png")
+
+
 def main() -> None:
-    """Measures all, prints a table and writes the JSON."""
+    """Measures all, prints a table, writes the JSON and draws it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 300])
     results = []
@@ -132,6 +156,7 @@ def main() -> None:
     ]  # fmt: skip
     table(head, rows)
     write("many_clients", {"clients": results})
+    draw(results, RESULTS / "many_clients.png")
 
 
 if __name__ == "__main__":
