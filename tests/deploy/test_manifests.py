@@ -131,6 +131,14 @@ class TestChart:
         assert target_of(container["image"]) == kind and "command" not in container
         check_command(kind, container["args"])
 
+    def test_starts_what_compose_starts(self, kind):
+        """Which a slow test runs: tests/deployment/end_to_end/test_compose.py."""
+        (container,) = pod(kind)["containers"]
+        services = COMPOSE["services"].values()
+        (command,) = {tuple(s["command"]) for s in services if target_of(s["image"]) == kind}
+        there = [each.replace("=fl.example.org:", "=server:") for each in container["args"]]
+        assert there == [*command]
+
     def test_is_locked_up(self, kind):
         (container,) = pod(kind)["containers"]
         inside, outside = container["securityContext"], pod(kind)["securityContext"]
