@@ -164,8 +164,8 @@ class RayWorkers:
         before, self._room = self._room, self._capacity()
         if self._room < before:
             logger.warning(
-                "engine=ray: a machine of the cluster was lost: its clients are trained again, "
-                f"{self._room} workers are left"
+                "engine=ray: a machine of the cluster was lost: its clients are trained again; "
+                f"workers left: {self._room}"
             )
         if self._room or before:
             self._room_at = now

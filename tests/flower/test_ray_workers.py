@@ -104,7 +104,7 @@ def test_the_client_of_a_lost_machine_is_trained_by_the_workers_that_are_left(ra
     assert trained(workers) == trained(workers) == [left]
     assert len(ray.started) == 5
     (line,) = caplog.messages
-    assert line.endswith("was lost: its clients are trained again, 1 workers are left")
+    assert line.endswith("was lost: its clients are trained again; workers left: 1")
     for each in ray.started[3:]:
         each.is_up = True
     left.is_up = False
