@@ -21,7 +21,12 @@ SECURITY_BITS = 40  # the probability that one of the two happens is at most 2^-
 
 
 def quorum(count: int) -> int:
-    """Two thirds, rounded up: of two such groups some common member is honest."""
+    """Two thirds, rounded up: of two such groups some common member is honest.
+
+    So more than half of the honest clients on a list confirm it, and each of them confirms one list
+    of a round. Then no sums of a round, however many, can be combined to one client's vector: it
+    would need everybody else on two lists or more, and for those there are too few to confirm.
+    """
     return -(-2 * count // 3)
 
 
