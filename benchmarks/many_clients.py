@@ -112,7 +112,7 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """What grows with the number of clients, each in a panel of its own."""
+    """What grows with the number of clients, each in a panel; docs/pictures has a copy."""
     panels = {
         "until all have joined, s": ("join_seconds", "join_cpu"),
         "memory of the server, MB": ("megabytes",),

@@ -71,7 +71,7 @@ fi
 
 umask 077
 case $security in
-'~'*) ;;
+'~'*) ;; # this shell left it as it is: the client says which key is missing there
 *)
     [ -e "$security/client.key" ] ||
         "$python" -P -m orchestra_flwr.deployment.keys client name="$name" folder="$security"
