@@ -4,7 +4,7 @@ Checked against Flower 1.41: `flwr.supercore.heartbeat`.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import httpx
 from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
@@ -17,15 +17,19 @@ def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
     """Every few seconds, in a thread, until the block is left.
 
     Flower's own would end this process by SIGINT where a task is not wanted any more. Here its
-    answer is refused then, which is enough.
+    answer is refused then, which is enough. One that is not answered is sent again at once.
 
     Args:
         client: sends the token of the task.
     """
 
     def beat() -> bool:
-        with suppress(httpx.HTTPError):
+        try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.TransportError:
+            return False
+        except httpx.HTTPStatusError:
+            pass
         return True
 
     sender = HeartbeatSender(beat)

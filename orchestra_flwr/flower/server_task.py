@@ -5,7 +5,7 @@ installing and loading what a run brings.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,9 +19,11 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.retry import RetryInvoker
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from orchestra_flwr.flower.heartbeats import heartbeats
+from orchestra_flwr.flower.patience import explained, patient_retries
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.socket_client import HOST, connect_through, runtime_client
 
@@ -30,39 +32,51 @@ POLL_SECONDS = 0.1
 
 
 @contextmanager
-def server_task(socket: Path, ca: Path | None, run: int) -> Iterator[HttpGrid]:
+def server_task(
+    socket: Path, ca: Path | None, run: int, report: Callable[[str], None]
+) -> Iterator[HttpGrid]:
     """The connection of a run's server to its clients; the run is over when the block is left.
+
+    A SuperLink that does not answer in time is asked again for minutes.
 
     Args:
         socket: where the SuperLink listens.
         ca: the certificate that signed the SuperLink's; None: plain text.
         run: the number of the run.
+        report: takes a line about a SuperLink that does not answer; called from any thread.
 
     Raises:
         TimeoutError: the SuperLink has no such run.
+        EngineStoppedError: it has ended the run, or did not answer for minutes.
     """
-    token = _acquire(socket, ca, run)
-    grid = HttpGrid(HOST, insecure=ca is None, token=token)
-    connect_through(grid._runtime_client, socket, ca)
-    task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+    retries = patient_retries(report)
+    with explained():
+        token = _acquire(socket, ca, run, retries)
+        grid = HttpGrid(HOST, insecure=ca is None, token=token)
+        grid._retry_invoker = retries
+        connect_through(grid._runtime_client, socket, ca)
+        task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     identify_process(task.task_id, task.run.run_id, task.context.node_id)
     grid.set_run(run_from_proto(task.run))
     status = SubStatus.FAILED
     try:
-        with heartbeats(grid._runtime_client):
-            yield grid
+        with explained(), heartbeats(grid._runtime_client):
+            try:
+                yield grid
+            finally:
+                retries.max_tries = 1  # the SuperLink may have ended
         status = SubStatus.COMPLETED
     finally:
-        grid._retry_invoker.max_tries = 1  # the SuperLink may have ended
         with suppress(httpx.HTTPError):
             grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
         grid.close()
 
 
-def _acquire(socket: Path, ca: Path | None, run: int) -> str:
+def _acquire(socket: Path, ca: Path | None, run: int, retries: RetryInvoker) -> str:
     """The token of the run's task."""
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     client = runtime_client(socket, ca, [version])
+    client._retry_invoker = retries
     deadline = time.monotonic() + WAIT_SECONDS
     try:
         while time.monotonic() < deadline:

@@ -10,9 +10,14 @@ A SuperNode signs the time of each request, and a SuperLink refuses one that is 
 own. So SIGNING_TIME says what is to be added to `clock()` to get the server's time; "" leaves the
 machine's own.
 
+A SuperLink takes the server's app for dead when it has heard nothing of it for a minute, and ends
+the run: a machine that is overloaded, or was suspended, takes that long. Here it waits for
+`PATIENCE_SECONDS`; whether the app lives is known to `run_server.py`, which has started it.
+
 Checked against Flower 1.41: both programs serve by uvicorn, which prefers a socket (`uds`) to a
 port. Where that ever changes, the socket does not appear, and who waits for it says so. The time
-that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`.
+that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
+with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals.
 """
 
 import sys
@@ -22,6 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+PATIENCE_SECONDS = 600.0
 PROGRAMS = {
     "flower-superlink": ("flwr.superlink.cli", "flower_superlink"),
     "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
@@ -52,6 +58,8 @@ def main(arguments: list[str]) -> None:
     socket, signing_time, name, *sys.argv[1:] = arguments
     sys.argv[0] = name
     listen_at(socket)
+    if name == "flower-superlink":
+        wait_for_apps()
     if signing_time:
         sign_at(float(signing_time))
     module, function = PROGRAMS[name]
@@ -67,6 +75,12 @@ def listen_at(socket: str) -> None:
         original(self, *arguments, **{**options, "uds": socket})
 
     config.__init__ = __init__
+
+
+def wait_for_apps() -> None:
+    """Lets a SuperLink of this process wait for the heartbeat of an app for `PATIENCE_SECONDS`."""
+    state: Any = import_module("flwr.supercore.corestate.in_memory_corestate")
+    state.HEARTBEAT_PATIENCE = PATIENCE_SECONDS / state.HEARTBEAT_DEFAULT_INTERVAL
 
 
 def sign_at(signing_time: float) -> None:

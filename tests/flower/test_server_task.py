@@ -40,7 +40,7 @@ def test_a_run_that_is_not_the_servers_own_is_worked_on_by_nobody(scratch, tmp_p
         flower = Flower(scratch, socket, None)
         foreign = submit(flower, tmp_path, ("evil", "evilapp"))
         own = flower.start_run()
-        with server_task(socket, None, own) as grid:
+        with server_task(socket, None, own, print) as grid:
             assert grid.run.run_id == own != foreign
             time.sleep(2)
         started = [file.read_text() for file in Path(f"/proc/{link.pid}/task").glob("*/children")]

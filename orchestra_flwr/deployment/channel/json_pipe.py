@@ -1,6 +1,7 @@
 """One end of a pipe between two of our processes: JSON objects, never pickle."""
 
 import json
+import threading
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -18,15 +19,17 @@ class Channel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
 
     def send(self, event: dict[str, Any]) -> None:
-        """Sends a JSON object.
+        """Sends a JSON object; from any thread.
 
         Raises:
             ChannelClosedError: nobody can receive it.
         """
         try:
-            self._connection.send_bytes(json.dumps(event).encode())
+            with self._sending:
+                self._connection.send_bytes(json.dumps(event).encode())
         except OSError as error:
             raise ChannelClosedError(f"the other end of a channel is closed: {error}") from None
 

@@ -79,7 +79,7 @@ def _serve(channel: Channel, task: dict[str, Any]) -> None:
     folder = RunFolder.resume(Path(task["folder"]))
     evaluator = Evaluator(config, dataset, progress.images_evaluated)
     ca = Path(task["ca"]) if task["ca"] else None
-    with server_task(Path(task["socket"]), ca, int(task["run"])) as grid:
+    with server_task(Path(task["socket"]), ca, int(task["run"]), progress.message) as grid:
         streaming = SuperLinkGrid(
             grid,
             reply_limit=reply_limit(config, schemas),
@@ -162,5 +162,5 @@ def _delivery(
 
 
 def _failure(error: Exception) -> str:
-    expected = type(error).__name__ in {"FederationError", "ConfigError"}
+    expected = type(error).__name__ in {"FederationError", "ConfigError", "EngineStoppedError"}
     return str(error) if expected else f"{type(error).__name__}: {error}"

@@ -73,7 +73,7 @@ def test_no_code_of_a_server_runs_at_a_client(machines, scratch, tmp_path):
     marker = tmp_path / "marker"
 
     foreign = operator.submit("evil", "evilapp", marker)
-    with server_task(link, None, foreign) as grid:
+    with server_task(link, None, foreign, print) as grid:
         (error,) = ask(grid, RecordDict())
     assert (error.code, error.reason) == (Failure.OTHER_APP.value, Failure.OTHER_APP.word)
     one.wait_for(f"refused a message of another app: evil/evilapp, train (run {foreign})")
@@ -82,7 +82,7 @@ def test_no_code_of_a_server_runs_at_a_client(machines, scratch, tmp_path):
     content = RecordDict(
         {"arrays": ArrayRecord(), "config": ConfigRecord({"config": "${oc.env:HOME}"})}
     )
-    with server_task(link, None, named_alike) as grid:
+    with server_task(link, None, named_alike, print) as grid:
         (error,) = ask(grid, content)
     assert Failure.of(error.code) is not None and error.reason == Failure.of(error.code).word
 
