@@ -37,6 +37,10 @@ class Call:
         scope, receive, _ = self._asgi
         return Request(scope, receive).stream()
 
+    async def whole_body(self) -> bytes:
+        """The request's body; raises as :meth:`body`."""
+        return b"".join([chunk async for chunk in self.body()])
+
     async def after_body(self) -> Message:
         """Returns when the client is gone."""
         return await self._asgi[1]()

@@ -14,38 +14,27 @@ from starlette.types import Receive, Scope, Send
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.gate.call import Call, forwarded_headers
 from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint
+from orchestra_flwr.deployment.gate.fleet_methods import (
+    DEACTIVATE,
+    METHODS,
+    OBJECT_PATHS,
+    POLLING_PATHS,
+    REGISTRATION_PATHS,
+)
 from orchestra_flwr.deployment.gate.refusals import Refusals
+from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
 from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
-SMALL = 64 * 1024
-# Every method of the Fleet API, with the most bytes of a request. A reply's object is one chunk
-# of an array, 5 MiB unless FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE says otherwise.
-METHODS = {
-    "/v1/fleet/register-node": SMALL,
-    "/v1/fleet/activate-node": SMALL,
-    "/v1/fleet/deactivate-node": SMALL,
-    "/v1/fleet/unregister-node": SMALL,
-    "/v1/fleet/send-node-heartbeat": SMALL,
-    "/v1/fleet/pull-messages": SMALL,
-    "/v1/fleet/push-messages": 4 * 1024**2,
-    "/v1/fleet/get-run": SMALL,
-    "/v1/fleet/get-fab": SMALL,
-    "/v1/fleet/push-object": 16 * 1024**2,
-    "/v1/fleet/pull-object": SMALL,
-    "/v1/fleet/confirm-message-received": SMALL,
-}
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
+BUSY = "the SuperLink has more to do than it can: clients wait, and come again by themselves"
 ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
 EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
-# A client that sends any other request has received its last message.
-POLLING_PATHS = ("/v1/fleet/pull-messages", "/v1/fleet/send-node-heartbeat")
-DEACTIVATE = "/v1/fleet/deactivate-node"
-REGISTRATION_PATHS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
+FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
 # The SuperLink's own answers to a key that it does not know. To a 412 at its registration a
 # SuperNode prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
 UNKNOWN_KEY, UNKNOWN_KEY_REGISTERS, NOT_ACTIVATED = 401, 412, 2004
@@ -97,6 +86,7 @@ class Forwarder:
         self._upstream = upstream
         self.reply_limit = reply_limit
         self._names = names
+        self._turns = Turns()
         self._refusals = refusals
         self._deliveries: dict[bytes, _Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
@@ -135,18 +125,21 @@ class Forwarder:
             await self._push_messages(call)
         elif call.path.endswith("/pull-messages"):
             await self._pull_messages(call)
+        elif call.path in OBJECT_PATHS:
+            await self._stream(call)
         else:
-            await self._forward(call, call.body())
+            await self._forward(call, await call.whole_body())
 
     async def _health(self, call: Call) -> None:
         """Without the SuperLink nobody can take part, whatever the gate itself could answer."""
-        healthy = False
+        healthy = self._upstream.seconds_silent() < FRESH_SECONDS
         with contextlib.suppress(UpstreamError, TimeoutError):
-            async with (
-                asyncio.timeout(HEALTH_SECONDS),
-                self._upstream.request("GET", "/health", [], _chunks()) as response,
-            ):
-                healthy = response.status == 200
+            if not healthy:
+                async with (
+                    asyncio.timeout(HEALTH_SECONDS),
+                    self._upstream.request("GET", "/health", [], _chunks()) as response,
+                ):
+                    healthy = response.status == 200
         # A client compares the time with its own: Flower refuses what is signed at another one.
         content = {"version": __version__, "superlink": healthy, "time": time.time()}
         if healthy:
@@ -156,7 +149,7 @@ class Forwarder:
 
     async def _pull_messages(self, call: Call) -> None:
         """Waits for a message."""
-        body = b"".join([chunk async for chunk in call.body()])
+        body = await call.whole_body()
         node = node_of(body)
         # Before it may wait, the SuperLink has checked that the key is that node's.
         response = await self._message(call, body)
@@ -191,21 +184,16 @@ class Forwarder:
         Returns:
             None where the SuperLink is not there; the client has its answer.
         """
-        try:
-            async with self._upstream.request(
-                "POST", call.path, forwarded_headers(call.headers), _chunks(body)
-            ) as response:
-                content = b"".join([chunk async for chunk in response.body])
-        except UpstreamError as error:
-            await self._no_superlink(call, error)
+        answered = await self._ask(call, body)
+        if answered is None:
             return None
-        self._report_refusal(call, response)
+        response, content = answered
         if _accepted(response) and content:
             self._deliveries[call.key] = _Delivery(body, response, content)
         elif _is_empty(response) and self._is_undelivered(call, body):
             last = self._deliveries[call.key]
             response, content = last.response, last.content
-        return replace(response, body=_chunks(content) if content else _chunks())
+        return replace(response, body=_chunks(content))
 
     def _is_undelivered(self, call: Call, body: bytes) -> bool:
         last = self._deliveries.get(call.key)
@@ -213,8 +201,8 @@ class Forwarder:
 
     async def _push_messages(self, call: Call) -> None:
         """Stores the request: it names the reply, which may have to be withdrawn."""
-        body = b"".join([chunk async for chunk in call.body()])
-        response = await self._forward(call, _chunks(body))
+        body = await call.whole_body()
+        response = await self._forward(call, body)
         delivery = self._deliveries.get(call.key)
         if delivery is not None and _accepted(response):
             delivery.reply = body
@@ -222,7 +210,7 @@ class Forwarder:
     async def _push_object(self, call: Call, length: int) -> None:
         delivery = self._deliveries.get(call.key)
         if delivery is None or self.reply_limit is None:
-            await self._forward(call, call.body())
+            await self._stream(call)
             return
         if (total := delivery.reply_bytes + length) > self.reply_limit:
             text = (
@@ -235,7 +223,7 @@ class Forwarder:
         delivery.reply_bytes += length  # at once: a SuperNode pushes two objects at a time
         stored = False
         try:
-            response = await self._forward(call, call.body())
+            response = await self._stream(call)
             stored = _accepted(response)
         finally:
             if not stored:
@@ -252,18 +240,47 @@ class Forwarder:
                 async with self._upstream.request("POST", path, headers, _chunks(body)):
                     pass
 
-    async def _forward(self, call: Call, body: AsyncIterator[bytes]) -> UpstreamResponse | None:
-        """Passes a request on, and the response back; None where the SuperLink is not there."""
+    async def _ask(self, call: Call, body: bytes) -> tuple[UpstreamResponse, bytes] | None:
+        """The SuperLink's response to a short request, and all of its body.
+
+        Both are read at once, so that no client's line makes others wait for their turn. None
+        where the SuperLink is busy or not there; the client has its answer.
+        """
+        try:
+            async with (
+                self._turns.turn(coming=call.path in REGISTRATION_PATHS),
+                self._upstream.request(
+                    "POST", call.path, forwarded_headers(call.headers), _chunks(body)
+                ) as response,
+            ):
+                content = b"".join([chunk async for chunk in response.body])
+        except UpstreamError as error:
+            await self._no_superlink(call, error)
+            return None
+        except BusyError:
+            self._refusals.note("", "busy", BUSY)
+            await call.answer(503, NOT_READY)
+            return None
+        self._report_refusal(call, response)
+        return response, content
+
+    async def _forward(self, call: Call, body: bytes) -> UpstreamResponse | None:
+        """Passes a short request on, and the response back; None as of :meth:`_ask`."""
+        answered = await self._ask(call, body)
+        if answered is None:
+            return None
+        response, content = answered
+        self._note_received(call, response)
+        await call.relay(replace(response, body=_chunks(content)))
+        return response
+
+    async def _stream(self, call: Call) -> UpstreamResponse | None:
+        """Passes a request on while it comes, and the response back; None: no SuperLink."""
         started = False
         headers = forwarded_headers(call.headers)
         try:
-            async with self._upstream.request("POST", call.path, headers, body) as response:
-                if (
-                    _accepted(response)
-                    and call.path not in POLLING_PATHS
-                    and call.key in self._deliveries
-                ):
-                    self._deliveries[call.key].received = True
+            async with self._upstream.request("POST", call.path, headers, call.body()) as response:
+                self._note_received(call, response)
                 started = True
                 await call.relay(response)
         except UpstreamError as error:
@@ -271,6 +288,11 @@ class Forwarder:
             return None
         self._report_refusal(call, response)
         return response
+
+    def _note_received(self, call: Call, response: UpstreamResponse) -> None:
+        delivery = self._deliveries.get(call.key)
+        if delivery and _accepted(response) and call.path not in POLLING_PATHS:
+            delivery.received = True
 
     async def _no_superlink(
         self, call: Call, error: UpstreamError, *, started: bool = False
@@ -354,7 +376,7 @@ def _has_good_clock(call: Call) -> bool:
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
-    for chunk in chunks:
+    for chunk in filter(None, chunks):
         yield chunk
 
 

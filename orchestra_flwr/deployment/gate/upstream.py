@@ -7,7 +7,9 @@ request, and with 32 clients at a time takes 2.8 ms of a core for a small one, w
 
 import asyncio
 import contextlib
+import math
 import ssl
+import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
@@ -52,6 +54,7 @@ class Upstream:
         self._idle: deque[tuple[float, httpx.AsyncHTTPTransport]] = deque()  # the latest last
         timeout = httpx.Timeout(RESPONSE_SECONDS, connect=CONNECT_SECONDS)
         self._extensions = {"timeout": timeout.as_dict()}
+        self._answered = -math.inf  # when the last response began, by time.monotonic
 
     @contextlib.asynccontextmanager
     async def request(
@@ -80,6 +83,7 @@ class Upstream:
         try:
             with _upstream_errors():
                 response = await connection.handle_async_request(request)
+            self._answered = time.monotonic()
             assert isinstance(response.stream, httpx.AsyncByteStream)
             try:
                 yield UpstreamResponse(
@@ -93,6 +97,10 @@ class Upstream:
             await connection.aclose()
             raise
         self._idle.append((asyncio.get_running_loop().time(), connection))
+
+    def seconds_silent(self) -> float:
+        """Seconds since the server answered a request; infinite before it has."""
+        return time.monotonic() - self._answered
 
     async def close(self) -> None:
         """Closes the connections that are not in use."""

@@ -2,7 +2,8 @@
 
 A SuperNode that gets no message sleeps for 3 seconds before it asks again. So the gate does not
 answer at once that there is none: it asks the SuperLink again when a message was sent to that node
-(:meth:`Waiting.wake`), and every few seconds in case that was not reported.
+(:meth:`Waiting.wake`), and every few seconds in case that was not reported. For very many clients
+these become more seconds, so that they are not what keeps the SuperLink busy.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.types import Message
 
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
+POLLS_A_SECOND = 50  # of all clients together
 GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
 
 
@@ -45,6 +47,10 @@ class Waiting:
         for waiter in self._waiters.values():
             waiter.end()
 
+    def _pause(self) -> float:
+        """Seconds between two polls of a client."""
+        return max(POLL_SECONDS, len(self._waiters) / POLLS_A_SECOND)
+
     @contextlib.contextmanager
     def waiter(
         self, node: int, receive: Callable[[], Awaitable[Message]], seconds: float, key: bytes = b""
@@ -62,7 +68,7 @@ class Waiting:
         """
         if node in self._waiters:
             self._waiters[node].end()
-        waiter = self._waiters[node] = Waiter(receive, min(seconds, WAIT_SECONDS), key)
+        waiter = self._waiters[node] = Waiter(receive, min(seconds, WAIT_SECONDS), key, self._pause)
         if self._closed:
             waiter.end()
         try:
@@ -81,9 +87,14 @@ class Waiter:
     """One request that waits."""
 
     def __init__(
-        self, receive: Callable[[], Awaitable[Message]], seconds: float, key: bytes
+        self,
+        receive: Callable[[], Awaitable[Message]],
+        seconds: float,
+        key: bytes,
+        pause: Callable[[], float],
     ) -> None:
         self.key = key
+        self._pause = pause
         self._end = asyncio.get_running_loop().time() + seconds
         self._awake = asyncio.Event()
         self._awake.set()  # a message may have come before
@@ -98,7 +109,7 @@ class Waiter:
         """
         now = asyncio.get_running_loop().time
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(min(now() + POLL_SECONDS, self._end)):
+            async with asyncio.timeout_at(min(now() + self._pause(), self._end)):
                 await self._awake.wait()
         self._awake.clear()
         if self._gone.done():

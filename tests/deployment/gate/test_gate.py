@@ -34,6 +34,7 @@ from orchestra_flwr.deployment.gate import (
     Gate,
     admission,
     connection,
+    fleet_methods,
     forward,
     listen,
     listening,
@@ -624,7 +625,7 @@ def test_a_client_of_an_earlier_start_is_no_alarm(
         assert "client b: its signature does not fit" in other.line()
 
 
-@pytest.mark.parametrize("path", forward.METHODS)
+@pytest.mark.parametrize("path", fleet_methods.METHODS)
 def test_an_unlisted_key_reaches_nothing_of_the_superlink_but_may_sign_off(
     path, tls_client, superlink, test
 ):
@@ -1020,7 +1021,7 @@ def test_stop_ends_what_is_under_way(open_gate, monkeypatch):
 def test_the_methods_are_those_of_flower():
     from flwr.superlink.routers.fleet.router import router
 
-    assert set(forward.METHODS) == {route.path for route in router.routes}
+    assert set(fleet_methods.METHODS) == {route.path for route in router.routes}
 
 
 @pytest.mark.slow
