@@ -1,0 +1,181 @@
+"""Many clients at once: few requests reach the SuperLink, and joined clients do not wait."""
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import pytest
+import uvicorn
+
+from orchestra_flwr.deployment.gate import Gate, turns
+
+ACTIVATE = "/v1/fleet/activate-node"
+HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+PUSH = "/v1/fleet/push-object"
+
+
+def wait(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+class SuperLink:
+    """Stands for the SuperLink: answers when it may."""
+
+    def __init__(self):
+        self.under_way = Counter()  # by path
+        self.most = 0
+        self.answers = {}  # an event by path; without one: at once
+
+    async def __call__(self, scope, receive, send):
+        path = scope["path"]
+        self.under_way[path] += 1
+        self.most = max(self.most, self.under_way.total())
+        while (await receive())["more_body"]:
+            pass
+        if path in self.answers:
+            await asyncio.get_running_loop().run_in_executor(None, self.answers[path].wait, 10)
+        self.under_way[path] -= 1
+        head = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def superlink():
+    made = SuperLink()
+    yield made
+    for answer in made.answers.values():
+        answer.set()
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def gate(superlink, lines, tmp_path):
+    link = tmp_path / "link"
+    config = uvicorn.Config(superlink, uds=str(link), lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait(lambda: server.started)
+        with Gate(
+            "127.0.0.1", 0, link, tls=None, reply_limit=None, names=dict, report=lines.append
+        ) as opened:
+            yield opened
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def clients():
+    with ThreadPoolExecutor(60) as pool:
+        yield pool
+
+
+def post(gate, path, body=b"x"):
+    made = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
+    with contextlib.closing(made):
+        made.request("POST", path, body)
+        response = made.getresponse()
+        return response.status, response.read()
+
+
+def test_few_requests_are_under_way_and_all_are_answered(superlink, gate, clients):
+    superlink.answers[HEARTBEAT] = threading.Event()
+    asked = [clients.submit(post, gate, HEARTBEAT) for _ in range(50)]
+    wait(lambda: superlink.under_way.total() == turns.UNDER_WAY)
+    time.sleep(0.2)
+    superlink.answers[HEARTBEAT].set()
+    assert [each.result() for each in asked] == [(200, b"ok")] * 50
+    assert superlink.most == turns.UNDER_WAY
+
+
+def test_a_heartbeat_does_not_wait_for_clients_that_come(superlink, gate, clients):
+    superlink.answers[ACTIVATE] = threading.Event()
+    coming = [clients.submit(post, gate, ACTIVATE) for _ in range(50)]
+    wait(lambda: superlink.under_way[ACTIVATE] == turns.COMING)
+    began = time.monotonic()
+    assert post(gate, HEARTBEAT) == (200, b"ok")
+    assert time.monotonic() - began < 1
+    assert superlink.under_way[ACTIVATE] == turns.COMING
+    superlink.answers[ACTIVATE].set()
+    assert [each.result() for each in coming] == [(200, b"ok")] * 50
+
+
+def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, monkeypatch):
+    """To a 503 a SuperNode tries again, after a time that it draws."""
+    monkeypatch.setattr(turns, "WAIT_SECONDS", 0.3)
+    superlink.answers[ACTIVATE] = threading.Event()
+    coming = [clients.submit(post, gate, ACTIVATE) for _ in range(10)]
+    wait(lambda: sum(each.done() for each in coming) == 10 - turns.COMING)
+    superlink.answers[ACTIVATE].set()
+    statuses = Counter(each.result()[0] for each in coming)
+    assert statuses == {200: turns.COMING, 503: 10 - turns.COMING}
+    assert lines == [
+        "the SuperLink has more to do than it can: clients wait, and come again by themselves"
+    ]
+    assert post(gate, ACTIVATE) == (200, b"ok")
+
+
+def test_a_slow_line_takes_no_turn(superlink, gate):
+    """Neither with a short request that is half sent, nor with the parts of a model."""
+    slow = [socket.create_connection(("127.0.0.1", gate.port)) for _ in range(2 * turns.UNDER_WAY)]
+    try:
+        for number, each in enumerate(slow):
+            path = PUSH if number % 2 else HEARTBEAT
+            each.sendall(
+                f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf".encode()
+            )
+        wait(lambda: superlink.under_way[PUSH] == turns.UNDER_WAY)
+        assert post(gate, HEARTBEAT) == (200, b"ok")
+    finally:
+        for each in slow:
+            each.close()
+
+
+def test_a_busy_superlink_that_answers_is_healthy(superlink, gate):
+    """Whoever starts a server again that is not healthy would end one that only has much to do."""
+    superlink.answers["/health"] = threading.Event()
+    assert post(gate, HEARTBEAT) == (200, b"ok")
+    made = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=2)
+    with contextlib.closing(made):
+        made.request("GET", "/health")
+        assert made.getresponse().status == 200
+    assert not superlink.under_way["/health"]
+
+
+def test_a_wait_that_is_over_when_something_comes_leaves_no_traceback(gate, tmp_path, caplog):
+    """anyio sets the result of a future that is cancelled already: in the same pass of the loop."""
+
+    async def race():
+        async with await anyio.connect_unix(path) as stream:
+            receiving = asyncio.ensure_future(stream.receive())
+            await asyncio.sleep(0.05)
+            peer.sendall(b"x")
+            asyncio.get_running_loop().call_soon(receiving.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await receiving
+
+    path = str(tmp_path / "peer")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        racing = asyncio.run_coroutine_threadsafe(race(), gate._loop)
+        peer, _ = listening.accept()
+        with peer:
+            racing.result(5)
+    assert "InvalidStateError" not in caplog.text and "Exception in callback" not in caplog.text
