@@ -146,6 +146,22 @@ def test_a_message_that_nobody_reported_is_found(superlink, gate):
     assert len(superlink.connections) == 1  # each would be a handshake of TLS
 
 
+def test_very_many_clients_are_asked_about_less_often():
+    """A thousand polls every three seconds were what kept a SuperLink from all else."""
+    waits = waiting.Waiting()
+
+    async def main():
+        with contextlib.ExitStack() as stack:
+            for node in range(1, 1001):
+                stack.enter_context(waits.waiter(node, asyncio.Event().wait, 20.0))
+                if node in (100, 1000):
+                    seconds.append(waits._pause())
+
+    seconds = []
+    asyncio.run(main())
+    assert seconds == [3.0, 20.0]
+
+
 @pytest.mark.usefixtures("_often")
 def test_the_wait_ends_before_the_client_gives_up(superlink, gate, monkeypatch):
     monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.3)
