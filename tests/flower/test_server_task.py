@@ -1,8 +1,11 @@
 """A real SuperLink with runs of two owners."""
 
+import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.flower_command import Flower
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
+from orchestra_flwr.flower import patience
 from orchestra_flwr.flower.server_task import server_task
+from orchestra_flwr.flower.streaming_grid import EngineStoppedError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -48,3 +53,30 @@ def test_a_run_that_is_not_the_servers_own_is_worked_on_by_nobody(scratch, tmp_p
         link.stop()
     assert "".join(started).split() == []
     assert not marker.exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_superlink_that_stands_still_is_waited_for(scratch, tmp_path, monkeypatch):
+    """And one that has ended the run is not: it is said in a line, and no signal ends the app."""
+    monkeypatch.setattr(patience, "NOTICE_SECONDS", 0.5)
+    socket, lines = scratch / "link", []
+    link = Child(superlink_command(socket, None), flower_folders(scratch), tmp_path / "log")
+    try:
+        wait_until_up(socket, link)
+        flower = Flower(scratch, socket, None)
+        run = flower.start_run()
+        with (
+            pytest.raises(EngineStoppedError, match="SuperLink has ended this run"),
+            server_task(socket, None, run, lines.append) as grid,
+        ):
+            grid._runtime_client._client.timeout = 0.5  # seconds, instead of 30
+            os.kill(link.pid, signal.SIGSTOP)
+            threading.Timer(4, os.kill, (link.pid, signal.SIGCONT)).start()
+            assert list(grid.get_nodes()) == []
+            flower.stop_run(run)
+            list(grid.get_nodes())
+    finally:
+        link.stop()
+    waited, again = lines
+    assert waited.endswith("it may be overloaded: trying again for 10 minutes")
+    assert again.startswith("Flower's SuperLink answers again after ")

@@ -45,3 +45,35 @@ def test_a_supernode_signs_the_time_of_its_server():
 def test_without_a_server_time_it_signs_its_own():
     before = time.time()
     assert 0 <= signed("") - before < 60
+
+
+# What a SuperLink does when an app begins its task, and then hears nothing of it.
+BEGIN = """
+import runpy, sys
+module = runpy.run_path(sys.argv[1])
+module["wait_for_apps"]()
+from datetime import UTC, datetime
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
+(task,) = state.get_tasks()
+state.claim_task(task.task_id)
+for begun in (state.activate_task, state.acknowledge_task_heartbeat):
+    assert begun(task.task_id)
+    until = state.task_token_store[task.task_id].active_until
+    print((until - datetime.now(UTC)).total_seconds())
+"""
+
+
+def test_a_superlink_takes_no_app_for_dead_that_is_late():
+    """A minute is soon over where a machine is overloaded, or was suspended."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN, socket_server.__file__],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    first, renewed = map(float, done.stdout.split())
+    assert 590 < first <= socket_server.PATIENCE_SECONDS
+    assert 590 < renewed <= socket_server.PATIENCE_SECONDS
