@@ -20,6 +20,7 @@ from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
+GREETED_AT_ONCE = 100  # fresh greetings: a SuperLink looks at each message for whoever asks for one
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
 GREETED_AGAIN_SECONDS = 60.0  # after which a greeting that nobody answered may have been lost
 MAX_NAME = 64  # characters of a real client's
@@ -163,6 +164,7 @@ class ConnectedMembers:
         self.met: set[str] = set()  # all that ever joined
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
+        self._not_greeted = 0  # nodes that have come, and whose turn has not
         self._patience: dict[int, float] = {}  # node -> seconds until it is greeted once more
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
         self._refused: dict[int, _Refusal] = {}
@@ -174,7 +176,7 @@ class ConnectedMembers:
         announced = False
         while True:
             self.present()
-            fresh = any(
+            fresh = self._not_greeted > 0 or any(
                 time.monotonic() - sent < GREETING_SECONDS
                 for node, (_, sent) in self._greeted.items()
                 if node not in self._lost and node not in self._refused
@@ -246,7 +248,11 @@ class ConnectedMembers:
                 self._grid.give_up(message_id)
                 del self._greeted[node]
         due = {node for node, refusal in self._refused.items() if now >= refusal.until}
-        for node in sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys()):
+        new = sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys())
+        fresh = sum(now - sent < GREETING_SECONDS for _, sent in self._greeted.values())
+        turn = new[: max(0, GREETED_AT_ONCE - fresh)]
+        self._not_greeted = len(new) - len(turn)
+        for node in turn:
             message = Message(RecordDict({CONFIG: self._greeting}), node, MessageType.QUERY)
             for message_id in self._grid.push_messages([message]):
                 self._greeted[node] = (message_id, time.monotonic())

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -253,6 +255,23 @@ def test_a_greeting_that_was_lost_is_sent_again_and_holds_up_nobody(network, mem
     assert len(network.sent) == 4 and network.given_up == ["1", "2"]
     network.join(8, "b")
     assert here.present() == {"a": 7, "b": 8}
+
+
+def test_a_crowd_is_greeted_in_turns(network, members, monkeypatch):
+    """A round waits for all of it; who does not answer holds up the others for seconds."""
+    monkeypatch.setattr("orchestra_flwr.federation.server.members.GREETED_AT_ONCE", 2)
+    for node in range(5):
+        network.join(node, f"c{node}")
+    here = members(script=[lambda: None] * 2)
+    assert set(here.present()) == {"c0", "c1"} and len(network.sent) == 2
+    assert len(here.connected()) == 5 and network.pauses == 1
+
+    now = time.monotonic()
+    network.nodes |= {10: "", 11: ""}
+    network.join(12, "late")
+    assert "late" not in here.present()
+    monkeypatch.setattr("time.monotonic", lambda: now + 16)
+    assert "late" in here.present()
 
 
 def test_a_registered_key_fixes_the_name(network, said, members):
