@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 UNDER_WAY = 16  # at once; a SuperLink has 40 threads, and its app needs some
 COMING = 4  # of these, of clients that register
-WAIT_SECONDS = 20.0  # a SuperNode gives up after 30, and its request must still be answered
+WAIT_SECONDS = 10.0  # for each of both limits: a SuperNode gives up after 30
 
 
 class BusyError(Exception):
@@ -34,16 +34,16 @@ class Turns:
             coming: the client is not connected yet.
 
         Raises:
-            BusyError: others had all turns for `WAIT_SECONDS`.
+            BusyError: there was none within `WAIT_SECONDS`.
         """
         limits = [self._coming, self._all] if coming else [self._all]
         taken: list[asyncio.Semaphore] = []
         try:
             try:
-                async with asyncio.timeout(WAIT_SECONDS):
-                    for limit in limits:
+                for limit in limits:
+                    async with asyncio.timeout(WAIT_SECONDS):
                         await limit.acquire()
-                        taken.append(limit)
+                    taken.append(limit)
             except TimeoutError:
                 raise BusyError from None
             yield

@@ -18,7 +18,7 @@ from starlette.types import Message
 
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
-POLLS_A_SECOND = 50  # of all clients together
+POLLS_A_SECOND = 20  # of all clients together
 GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
 
 
