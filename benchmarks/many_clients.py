@@ -2,10 +2,11 @@
 
     python benchmarks/many_clients.py --clients 100 300 1000
 
-A real server (`run_server.py`), and small real clients, many to a process (`client_herd.py`), all
-on this machine: with two cores they share what the server alone would have. For each number of
-clients: seconds until all have joined, seconds of a round of 10 of them, and of the server's
-processes the CPU seconds until then, memory, open files and threads.
+A real server (`run_server.py`), and small real clients, many to a process (`client_herd.py`), each
+process with an address of its own (of one address a server takes some 300 clients), all on this
+machine: with two cores they share what the server alone would have. For each number of clients:
+seconds until all have joined, seconds of a round of 10 of them, and of the server's processes the
+CPU seconds until then, memory, open files and threads.
 """
 
 import argparse
@@ -89,9 +90,10 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
     try:
         server.wait_for("listening on")
         before = server.usage()
-        for start in range(0, count, PER_PROCESS):
+        for number, start in enumerate(range(0, count, PER_PROCESS)):
             some = names[start : start + PER_PROCESS]
             command = [sys.executable, str(HERD), f"--server=localhost:{port}",
+                       f"--address=127.0.0.{2 + number}",
                        f"--security={security}", f"--photos={folder / 'photos'}",
                        f"--state={folder / 'state'}", "--clients", *some]  # fmt: skip
             log = (folder / f"herd{start}.log").open("w")

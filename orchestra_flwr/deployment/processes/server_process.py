@@ -95,10 +95,11 @@ def serve(
                 audit=audit,
                 cancelled=cancelled,
             )
-        except RunCancelledError:
+        except (RunCancelledError, FederationError):
             app.stop()
-            with suppress(FlowerError):  # clients then do not train for it any more
-                station.flower.stop_run(run)
+            if queued:  # clients then do not train for it any more
+                with suppress(FlowerError):
+                    station.flower.stop_run(run)
             raise
 
 

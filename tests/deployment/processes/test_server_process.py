@@ -1,6 +1,7 @@
 """The order in which a server opens."""
 
 import base64
+import contextlib
 import itertools
 import json
 import re
@@ -92,6 +93,37 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     lines = (folder.path / "audit.jsonl").read_text().splitlines()
     events = [json.loads(line)["event"] for line in lines]
     assert list(dict.fromkeys(events)) == ["began", "registered", "turned_away", "ended"]
+
+
+@pytest.mark.parametrize("why", [FederationError("its app was killed"), None])
+def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypatch, why):
+    """It waits ten minutes for an app that is late, and would hand out messages of a dead one."""
+    stopped = []
+    station = SimpleNamespace(
+        names=dict,
+        keys=None,
+        gate=SimpleNamespace(limit_replies=lambda _: None),
+        status=SimpleNamespace(showing=lambda _: contextlib.nullcontext()),
+        flower=SimpleNamespace(start_run=lambda: 7, stop_run=stopped.append),
+        **dict.fromkeys(["scratch", "link", "socket"]),
+    )
+    app = SimpleNamespace(stop=lambda: None)
+    channel = SimpleNamespace(send=lambda _: None)
+    monkeypatch.setattr(server_process, "_start_app", lambda *_: (app, channel))
+
+    def follow(*_, **__):
+        if why:
+            raise why
+        return {"rounds": 1}
+
+    monkeypatch.setattr(server_process, "_follow", follow)
+    with (
+        RunFolder.open(config) as folder,
+        make_progress("plain", 1) as progress,
+        pytest.raises(FederationError) if why else contextlib.nullcontext(),
+    ):
+        server_process.serve(config, folder, progress, station)
+    assert stopped == ([7] if why else [])
 
 
 @pytest.mark.parametrize(
