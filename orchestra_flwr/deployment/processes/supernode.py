@@ -1,6 +1,7 @@
 """A client's SuperNode: started, watched, and started again whenever it ends."""
 
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -128,7 +129,8 @@ class Supernode:
             if problem != self._reported:
                 self._reported = problem
                 self._report(f"{problem}; trying again")
-            self._stopping.wait(wait)
+            # A thousand clients of a server that is back do not all come at the same moment.
+            self._stopping.wait(wait * random.uniform(0.5, 1))  # noqa: S311 (no secret)
             wait = min(2 * wait, MAX_WAIT)
 
     def _connect(self) -> str:

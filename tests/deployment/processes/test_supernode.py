@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +36,7 @@ time.sleep(600)
 # The server is away for a while, and then gone.
 AWAY = """
 import time
+from types import SimpleNamespace
 print("SuperNode ID: 17", flush=True)
 for times in (1, 5, 3):
     for _ in range(times):
@@ -101,3 +103,20 @@ def test_a_server_that_is_away_is_said_once_each_time(said):
 def test_what_is_no_address_is_said_and_does_not_end_the_client():
     with pytest.raises(UnreachableError, match="::1:8443 is no address"):
         check_server("::1:8443", None)
+
+
+def test_clients_do_not_come_again_at_the_same_moment(tmp_path, monkeypatch):
+    def waits():
+        made = Supernode(
+            "x:1", None, tmp_path, tmp_path, health=Health(tmp_path, str), report=lambda _: None
+        )
+        waited = []
+        monkeypatch.setattr(made, "_connect", lambda: "it does not answer")
+        made._stopping = SimpleNamespace(is_set=lambda: len(waited) == 6, wait=waited.append)
+        made._run()
+        return waited
+
+    one, two = waits(), waits()
+    assert all(a != b for a, b in zip(one, two, strict=True))
+    longest = [2, 4, 8, 16, 30, 30]
+    assert all(most / 2 <= wait <= most for most, wait in zip(longest, one, strict=True))
