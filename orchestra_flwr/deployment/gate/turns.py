@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 
 UNDER_WAY = 16  # at once; a SuperLink has 40 threads, and its app needs some
 COMING = 4  # of these, of clients that register
-WAIT_SECONDS = 10.0  # for each of both limits: a SuperNode gives up after 30
+WAIT_SECONDS = 8.0
+COMING_SECONDS = 20.0  # before that, of clients that register; a SuperNode gives up after 30
 
 
 class BusyError(Exception):
@@ -34,14 +35,16 @@ class Turns:
             coming: the client is not connected yet.
 
         Raises:
-            BusyError: there was none within `WAIT_SECONDS`.
+            BusyError: there was none in time.
         """
-        limits = [self._coming, self._all] if coming else [self._all]
+        limits = [(self._all, WAIT_SECONDS)]
+        if coming:
+            limits.insert(0, (self._coming, COMING_SECONDS))
         taken: list[asyncio.Semaphore] = []
         try:
             try:
-                for limit in limits:
-                    async with asyncio.timeout(WAIT_SECONDS):
+                for limit, seconds in limits:
+                    async with asyncio.timeout(seconds):
                         await limit.acquire()
                     taken.append(limit)
             except TimeoutError:

@@ -118,7 +118,7 @@ def test_a_heartbeat_does_not_wait_for_clients_that_come(superlink, gate, client
 
 def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, monkeypatch):
     """To a 503 a SuperNode tries again, after a time that it draws."""
-    monkeypatch.setattr(turns, "WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(turns, "COMING_SECONDS", 0.3)
     superlink.answers[ACTIVATE] = threading.Event()
     coming = [clients.submit(post, gate, ACTIVATE) for _ in range(10)]
     wait(lambda: sum(each.done() for each in coming) == 10 - turns.COMING)
