@@ -120,6 +120,11 @@ class SuperLinkGrid(StreamingGrid):
 
     def _look(self, message_ids: Iterable[str], *, hold: bool = False) -> list[str]:
         """The messages whose replies are there whole, or never will be."""
+        begun = self.begun(message_ids)
+        return [key for key in begun if self._uploads[key].is_over(self._pull_object, hold=hold)]
+
+    def begun(self, message_ids: Iterable[str]) -> list[str]:
+        """As :meth:`StreamingGrid.begun`, by one request for all."""
         wanted = list(message_ids)
         if unseen := [key for key in wanted if key not in self._uploads]:
             request = PullAppMessagesRequest(message_ids=unseen)
@@ -128,8 +133,7 @@ class SuperLinkGrid(StreamingGrid):
             for reply, tree in zip(found.messages_list, trees, strict=True):
                 one = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
                 self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(one)
-        seen = [key for key in wanted if key in self._uploads]
-        return [key for key in seen if self._uploads[key].is_over(self._pull_object, hold=hold)]
+        return [key for key in wanted if key in self._uploads]
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
         request = PullObjectRequest(

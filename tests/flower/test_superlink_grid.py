@@ -177,6 +177,26 @@ def test_who_was_sent_a_message_is_reported_once_it_can_be_fetched(superlink):
     assert [each.metadata.dst_node_id for each in fetched] == list(clients)
 
 
+def test_replies_of_many_are_looked_for_by_one_request(superlink, grid):
+    """With a thousand clients that join, one for each kept the SuperLink from all else."""
+    asked, pull = [], superlink.grid._client.PullMessages
+
+    def counted(request):
+        asked.append(len(request.message_ids))
+        return pull(request)
+
+    superlink.grid._client.PullMessages = counted
+    clients = [Client(superlink, f"c{number}") for number in range(5)]
+    ids = list(grid.push_messages(messages(*clients)))
+    assert grid.begun(ids) == []
+    clients[3].answer(clients[3].fetch(), 1.0)
+    assert grid.begun(ids) == [ids[3]]
+    assert asked == [5, 5]
+    (reply,) = grid.pull_messages([ids[3]])
+    assert reply.metadata.src_node_id == clients[3].node_id
+    assert asked == [5, 5]
+
+
 def test_a_message_that_nobody_fetched_in_time_is_deleted(superlink, grid):
     silent = Client(superlink, "silent")
     for number in range(3):

@@ -258,8 +258,9 @@ class ConnectedMembers:
                 self._greeted[node] = (message_id, time.monotonic())
 
     def _take_answers(self, registered: Mapping[int, str]) -> None:
-        for node, (message_id, _) in list(self._greeted.items()):
-            name = registered[node]
+        asked = {message_id: node for node, (message_id, _) in self._greeted.items()}
+        for message_id in self._grid.begun(asked):
+            name = registered[node := asked[message_id]]
             try:  # one by one: what one client sent hinders no other
                 replies = list(self._grid.pull_messages([message_id]))
             except UnreadableReplyError as error:

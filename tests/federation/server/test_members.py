@@ -27,6 +27,7 @@ class Network:
         self.answers = {}  # node id -> what it sent, or the word for its failure
         self.pauses = 0
         self.given_up = []
+        self.pulled = []
 
     def give_up(self, message_id):
         self.given_up.append(message_id)
@@ -39,7 +40,11 @@ class Network:
             self.sent.append(message)
             yield str(len(self.sent) - 1)
 
+    def begun(self, ids):
+        return [each for each in ids if self.sent[int(each)].metadata.dst_node_id in self.answers]
+
     def pull_messages(self, ids):
+        self.pulled.extend(ids)
         for number in ids:
             message = self.sent[int(number)]
             told = self.answers.pop(message.metadata.dst_node_id, None)
@@ -272,6 +277,7 @@ def test_a_crowd_is_greeted_in_turns(network, members, monkeypatch):
     assert "late" not in here.present()
     monkeypatch.setattr("time.monotonic", lambda: now + 16)
     assert "late" in here.present()
+    assert len(network.pulled) == 6  # each is a request, and no silent one is asked for
 
 
 def test_a_registered_key_fixes_the_name(network, said, members):
