@@ -18,7 +18,7 @@ from starlette.types import Message
 
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
-POLLS_A_SECOND = 20  # of all clients together
+POLLS_A_SECOND = 5  # of all clients together
 GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
 
 
@@ -27,6 +27,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
+        self._missed: set[int] = set()  # nodes that were sent a message while they did not wait
         self._left: dict[int, tuple[bytes, float]] = {}  # node -> key, and when its wait was over
         self._closed = False
 
@@ -40,6 +41,8 @@ class Waiting:
         """Makes the request of a node ask for its message now."""
         if node in self._waiters:
             self._waiters[node].wake()
+        else:
+            self._missed.add(node)
 
     def close(self) -> None:
         """Nobody waits any longer: every request is answered."""
@@ -66,11 +69,14 @@ class Waiting:
             seconds: the request may wait so long, and never longer than `WAIT_SECONDS`.
             key: the client's public one; empty in plain text.
         """
-        if node in self._waiters:
-            self._waiters[node].end()
+        if (old := self._waiters.get(node)) is not None:
+            old.end()
         waiter = self._waiters[node] = Waiter(receive, min(seconds, WAIT_SECONDS), key, self._pause)
         if self._closed:
             waiter.end()
+        if old is not None or node in self._missed:  # one may have come since it has asked
+            self._missed.discard(node)
+            waiter.wake()
         try:
             yield waiter
         finally:
@@ -97,7 +103,6 @@ class Waiter:
         self._pause = pause
         self._end = asyncio.get_running_loop().time() + seconds
         self._awake = asyncio.Event()
-        self._awake.set()  # a message may have come before
         self._gone = asyncio.ensure_future(receive())  # nothing comes any more but the end
         self._gone.add_done_callback(lambda _: self.wake())
 
