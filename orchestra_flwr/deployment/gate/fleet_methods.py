@@ -18,8 +18,9 @@ METHODS = {
     "/v1/fleet/confirm-message-received": SMALL,
 }
 REGISTRATION_PATHS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
+HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 DEACTIVATE = "/v1/fleet/deactivate-node"
 # A client that sends any other request has received its last message.
-POLLING_PATHS = ("/v1/fleet/pull-messages", "/v1/fleet/send-node-heartbeat")
+POLLING_PATHS = ("/v1/fleet/pull-messages", HEARTBEAT)
 # A body or a response of megabytes: they last as long as the client's line makes them.
 OBJECT_PATHS = ("/v1/fleet/push-object", "/v1/fleet/pull-object")

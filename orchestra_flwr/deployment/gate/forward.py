@@ -3,19 +3,23 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeGuard
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from orchestra_flwr import __version__
+from orchestra_flwr.deployment.gate import answers
 from orchestra_flwr.deployment.gate.call import Call, forwarded_headers
 from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint
+from orchestra_flwr.deployment.gate.delivery import Delivery
 from orchestra_flwr.deployment.gate.fleet_methods import (
     DEACTIVATE,
+    HEARTBEAT,
     METHODS,
     OBJECT_PATHS,
     POLLING_PATHS,
@@ -28,36 +32,13 @@ from orchestra_flwr.deployment.gate.waiting import Waiting
 from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
-NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
-NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
-BUSY = "the SuperLink has more to do than it can: clients wait, and come again by themselves"
 ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
+# A SuperLink takes a node for gone 60 s after a heartbeat, and one comes in 20. A busy one need not
+# see those that come so soon after one that it has accepted.
+HEARTBEAT_SECONDS = 25.0
 EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
-# The SuperLink's own answers to a key that it does not know. To a 412 at its registration a
-# SuperNode prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
-UNKNOWN_KEY, UNKNOWN_KEY_REGISTERS, NOT_ACTIVATED = 401, 412, 2004
-TOO_LARGE = 413  # said to a registered client: the rest of its request is waited for
-REFUSED = {
-    UNKNOWN_KEY: "This key is not registered.",
-    UNKNOWN_KEY_REGISTERS: "This key is not registered.",
-    404: "Not found.",
-    411: "A request has to say its length.",
-    TOO_LARGE: "More than a client may send.",
-}
-
-
-@dataclass
-class _Delivery:
-    """The message that a client was sent last, and what it has sent in reply."""
-
-    request: bytes  # the body of the pull-messages that asked for it
-    response: UpstreamResponse
-    content: bytes  # of the response
-    received: bool = False  # the client has gone on to another request
-    reply_bytes: int = 0  # in push-object
-    reply: bytes = b""  # the body of its last push-messages
 
 
 class Forwarder:
@@ -87,8 +68,9 @@ class Forwarder:
         self.reply_limit = reply_limit
         self._names = names
         self._turns = Turns()
+        self._heartbeats: dict[tuple[bytes, bytes], tuple[float, UpstreamResponse, bytes]] = {}
         self._refusals = refusals
-        self._deliveries: dict[bytes, _Delivery] = {}
+        self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
         self._first_refusal: dict[bytes, float] = {}  # of those that it has not
         self.waiting = Waiting()
@@ -110,15 +92,19 @@ class Forwarder:
         elif call.method != "POST" or call.path not in METHODS:
             await self._refuse(call, 404, "path", _forbidden(call))
         elif self._is_unknown_key(call):
-            status = UNKNOWN_KEY_REGISTERS if call.path in REGISTRATION_PATHS else UNKNOWN_KEY
+            status = (
+                answers.UNKNOWN_KEY_REGISTERS
+                if call.path in REGISTRATION_PATHS
+                else answers.UNKNOWN_KEY
+            )
             await self._refuse(call, status, "key", self._unknown_key(call))
         elif self._is_too_early(call):
-            await call.answer(503, NOT_READY)
+            await call.answer(503, answers.NOT_READY)
         elif call.length is None:
             await self._refuse(call, 411, "length", "sent a request without its length")
         elif call.length > (limit := METHODS[call.path]):
             text = f"sent {_mb(call.length)} to {call.path}, which takes {_mb(limit)}"
-            await self._refuse(call, TOO_LARGE, "size", text)
+            await self._refuse(call, answers.TOO_LARGE, "size", text)
         elif call.path.endswith("/push-object"):
             await self._push_object(call, call.length)
         elif call.path.endswith("/push-messages"):
@@ -127,6 +113,8 @@ class Forwarder:
             await self._pull_messages(call)
         elif call.path in OBJECT_PATHS:
             await self._stream(call)
+        elif call.path == HEARTBEAT:
+            await self._heartbeat(call)
         else:
             await self._forward(call, await call.whole_body())
 
@@ -145,7 +133,21 @@ class Forwarder:
         if healthy:
             await call.answer(200, content, stranger=True)
         else:
-            await call.answer(503, {**content, **NO_SUPERLINK}, stranger=True)
+            await call.answer(503, {**content, **answers.NO_SUPERLINK}, stranger=True)
+
+    async def _heartbeat(self, call: Call) -> None:
+        """Passes a heartbeat on, unless the SuperLink is busy and does not need it."""
+        node = (call.key, await call.whole_body())
+        now = asyncio.get_running_loop().time()
+        when, response, content = self._heartbeats.get(node, (-math.inf, None, b""))
+        if response is None or not self._turns.all_taken or now - when > HEARTBEAT_SECONDS:
+            answered = await self._ask(call, node[1])
+            if answered is None:
+                return
+            response, content = answered
+            if _accepted(response) and content:  # an empty one: there is no such node
+                self._heartbeats[node] = (now, response, content)
+        await call.relay(replace(response, body=_chunks(content)))
 
     async def _pull_messages(self, call: Call) -> None:
         """Waits for a message."""
@@ -167,7 +169,7 @@ class Forwarder:
         with self.waiting.waiter(node, call.after_body, valid, call.key) as waiter:
             while await waiter.poll():
                 if self._is_unknown_key(call):  # its key was revoked meanwhile
-                    await self._refuse(call, UNKNOWN_KEY, "key", self._unknown_key(call))
+                    await self._refuse(call, answers.UNKNOWN_KEY, "key", self._unknown_key(call))
                     return None
                 response = await self._message(call, body)
                 if not _is_empty(response):
@@ -189,7 +191,7 @@ class Forwarder:
             return None
         response, content = answered
         if _accepted(response) and content:
-            self._deliveries[call.key] = _Delivery(body, response, content)
+            self._deliveries[call.key] = Delivery(body, response, content)
         elif _is_empty(response) and self._is_undelivered(call, body):
             last = self._deliveries[call.key]
             response, content = last.response, last.content
@@ -218,7 +220,7 @@ class Forwarder:
                 f"have {_mb(self.reply_limit)}: its reply is dropped"
             )
             await self._withdraw(call, delivery)
-            await self._refuse(call, TOO_LARGE, "reply", text)
+            await self._refuse(call, answers.TOO_LARGE, "reply", text)
             return
         delivery.reply_bytes += length  # at once: a SuperNode pushes two objects at a time
         stored = False
@@ -229,7 +231,7 @@ class Forwarder:
             if not stored:
                 delivery.reply_bytes -= length
 
-    async def _withdraw(self, call: Call, delivery: _Delivery) -> None:
+    async def _withdraw(self, call: Call, delivery: Delivery) -> None:
         """Takes the reply back, or the server would wait minutes for what is missing of it."""
         if delivery.reply:
             body, delivery.reply = withdrawal(delivery.reply), b""
@@ -258,8 +260,8 @@ class Forwarder:
             await self._no_superlink(call, error)
             return None
         except BusyError:
-            self._refusals.note("", "busy", BUSY)
-            await call.answer(503, NOT_READY)
+            self._refusals.note("", "busy", answers.BUSY)
+            await call.answer(503, answers.NOT_READY)
             return None
         self._report_refusal(call, response)
         return response, content
@@ -300,7 +302,7 @@ class Forwarder:
         text = f"the SuperLink behind the gate does not answer: {error}"
         self._refusals.report("", "superlink", text)
         if not started:
-            await call.answer(503, NOT_READY)
+            await call.answer(503, answers.NOT_READY)
 
     def _report_refusal(self, call: Call, response: UpstreamResponse) -> None:
         """Reports what the SuperLink refused."""
@@ -327,9 +329,9 @@ class Forwarder:
 
     async def _refuse(self, call: Call, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)
-        code = {"code": NOT_ACTIVATED} if status == UNKNOWN_KEY_REGISTERS else {}
-        content = {**code, "detail": REFUSED[status]}
-        await call.answer(status, content, stranger=status != TOO_LARGE)
+        code = {"code": answers.NOT_ACTIVATED} if status == answers.UNKNOWN_KEY_REGISTERS else {}
+        content = {**code, "detail": answers.REFUSED[status]}
+        await call.answer(status, content, stranger=status != answers.TOO_LARGE)
 
     def _is_unknown_key(self, call: Call) -> bool:
         """Whether nobody listed the key.

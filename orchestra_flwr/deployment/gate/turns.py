@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-UNDER_WAY = 16  # at once; a SuperLink has 40 threads, and its app needs some
-COMING = 4  # of these, of clients that register
+UNDER_WAY = 4  # at once: a SuperLink is one thread of Python, and its app comes in between
+COMING = 2  # of these, of clients that register
 WAIT_SECONDS = 8.0
 COMING_SECONDS = 20.0  # before that, of clients that register; a SuperNode gives up after 30
 
@@ -26,6 +26,11 @@ class Turns:
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(UNDER_WAY)
         self._coming = asyncio.Semaphore(COMING)
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether a request has to wait for its turn."""
+        return self._all.locked()
 
     @asynccontextmanager
     async def turn(self, *, coming: bool = False) -> AsyncIterator[None]:

@@ -84,8 +84,8 @@ class Waiting:
             if self._waiters.get(node) is waiter:
                 del self._waiters[node]
             now = time.monotonic()
-            for old in [n for n, (_, when) in self._left.items() if now - when > GAP_SECONDS]:
-                del self._left[old]
+            for gone in [n for n, (_, when) in self._left.items() if now - when > GAP_SECONDS]:
+                del self._left[gone]
             self._left[node] = (key, now)
 
 

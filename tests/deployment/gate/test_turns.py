@@ -13,10 +13,11 @@ import anyio
 import pytest
 import uvicorn
 
-from orchestra_flwr.deployment.gate import Gate, turns
+from orchestra_flwr.deployment.gate import Gate, forward, turns
 
 ACTIVATE = "/v1/fleet/activate-node"
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+GET_RUN = "/v1/fleet/get-run"
 PUSH = "/v1/fleet/push-object"
 
 
@@ -32,12 +33,14 @@ class SuperLink:
 
     def __init__(self):
         self.under_way = Counter()  # by path
+        self.asked = Counter()
         self.most = 0
         self.answers = {}  # an event by path; without one: at once
 
     async def __call__(self, scope, receive, send):
         path = scope["path"]
         self.under_way[path] += 1
+        self.asked[path] += 1
         self.most = max(self.most, self.under_way.total())
         while (await receive())["more_body"]:
             pass
@@ -51,10 +54,7 @@ class SuperLink:
 
 @pytest.fixture
 def superlink():
-    made = SuperLink()
-    yield made
-    for answer in made.answers.values():
-        answer.set()
+    return SuperLink()
 
 
 @pytest.fixture
@@ -81,9 +81,11 @@ def gate(superlink, lines, tmp_path):
 
 
 @pytest.fixture
-def clients():
+def clients(superlink):
     with ThreadPoolExecutor(60) as pool:
         yield pool
+        for answer in superlink.answers.values():
+            answer.set()
 
 
 def post(gate, path, body=b"x"):
@@ -95,11 +97,11 @@ def post(gate, path, body=b"x"):
 
 
 def test_few_requests_are_under_way_and_all_are_answered(superlink, gate, clients):
-    superlink.answers[HEARTBEAT] = threading.Event()
-    asked = [clients.submit(post, gate, HEARTBEAT) for _ in range(50)]
+    superlink.answers[GET_RUN] = threading.Event()
+    asked = [clients.submit(post, gate, GET_RUN) for _ in range(50)]
     wait(lambda: superlink.under_way.total() == turns.UNDER_WAY)
     time.sleep(0.2)
-    superlink.answers[HEARTBEAT].set()
+    superlink.answers[GET_RUN].set()
     assert [each.result() for each in asked] == [(200, b"ok")] * 50
     assert superlink.most == turns.UNDER_WAY
 
@@ -114,6 +116,26 @@ def test_a_heartbeat_does_not_wait_for_clients_that_come(superlink, gate, client
     assert superlink.under_way[ACTIVATE] == turns.COMING
     superlink.answers[ACTIVATE].set()
     assert [each.result() for each in coming] == [(200, b"ok")] * 50
+
+
+def test_a_heartbeat_that_a_busy_superlink_does_not_need_is_answered_by_the_gate(
+    superlink, gate, clients, monkeypatch
+):
+    """Each 20 s one of each client, of which it needs one in 60 s."""
+    assert post(gate, HEARTBEAT) == post(gate, HEARTBEAT) == (200, b"ok")
+    assert superlink.asked[HEARTBEAT] == 2
+    superlink.answers[GET_RUN] = threading.Event()
+    others = [clients.submit(post, gate, GET_RUN) for _ in range(turns.UNDER_WAY)]
+    wait(lambda: superlink.under_way[GET_RUN] == turns.UNDER_WAY)
+    assert post(gate, HEARTBEAT) == (200, b"ok")
+    assert superlink.asked[HEARTBEAT] == 2
+    monkeypatch.setattr(forward, "HEARTBEAT_SECONDS", 0.0)
+    late, stranger = (clients.submit(post, gate, HEARTBEAT, each) for each in (b"x", b"y"))
+    time.sleep(0.2)
+    assert not late.done() and not stranger.done()
+    superlink.answers[GET_RUN].set()
+    assert {each.result() for each in (late, stranger, *others)} == {(200, b"ok")}
+    assert superlink.asked[HEARTBEAT] == 4
 
 
 def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, monkeypatch):

@@ -1,0 +1,16 @@
+"""What the gate itself says to clients, and of a SuperLink that is busy."""
+
+NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
+NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
+BUSY = "the SuperLink has more to do than it can: clients wait, and come again by themselves"
+# The SuperLink's own answers to a key that it does not know. To a 412 at its registration a
+# SuperNode prints the code and ends; to a 401 it signs off and ends, also in the middle of a round.
+UNKNOWN_KEY, UNKNOWN_KEY_REGISTERS, NOT_ACTIVATED = 401, 412, 2004
+TOO_LARGE = 413  # said to a registered client: the rest of its request is waited for
+REFUSED = {
+    UNKNOWN_KEY: "This key is not registered.",
+    UNKNOWN_KEY_REGISTERS: "This key is not registered.",
+    404: "Not found.",
+    411: "A request has to say its length.",
+    TOO_LARGE: "More than a client may send.",
+}
