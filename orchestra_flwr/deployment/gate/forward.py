@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from orchestra_flwr import __version__
-from orchestra_flwr.deployment.gate import answers
+from orchestra_flwr.deployment.gate import fixed_answers as answers
 from orchestra_flwr.deployment.gate.call import Call, forwarded_headers
 from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint
 from orchestra_flwr.deployment.gate.delivery import Delivery
@@ -92,11 +92,8 @@ class Forwarder:
         elif call.method != "POST" or call.path not in METHODS:
             await self._refuse(call, 404, "path", _forbidden(call))
         elif self._is_unknown_key(call):
-            status = (
-                answers.UNKNOWN_KEY_REGISTERS
-                if call.path in REGISTRATION_PATHS
-                else answers.UNKNOWN_KEY
-            )
+            registers = call.path in REGISTRATION_PATHS
+            status = answers.UNKNOWN_KEY_REGISTERS if registers else answers.UNKNOWN_KEY
             await self._refuse(call, status, "key", self._unknown_key(call))
         elif self._is_too_early(call):
             await call.answer(503, answers.NOT_READY)
@@ -130,10 +127,8 @@ class Forwarder:
                     healthy = response.status == 200
         # A client compares the time with its own: Flower refuses what is signed at another one.
         content = {"version": __version__, "superlink": healthy, "time": time.time()}
-        if healthy:
-            await call.answer(200, content, stranger=True)
-        else:
-            await call.answer(503, {**content, **answers.NO_SUPERLINK}, stranger=True)
+        status, more = (200, {}) if healthy else (503, answers.NO_SUPERLINK)
+        await call.answer(status, {**content, **more}, stranger=True)
 
     async def _heartbeat(self, call: Call) -> None:
         """Passes a heartbeat on, unless the SuperLink is busy and does not need it."""

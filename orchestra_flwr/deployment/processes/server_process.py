@@ -16,7 +16,7 @@ from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate, listen
-from orchestra_flwr.deployment.keys import ServerFiles, server_files
+from orchestra_flwr.deployment.keys import server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
@@ -81,10 +81,9 @@ def serve(
         status = FederationStatus(config, folder, lambda: names().values(), dated)
         stack.enter_context(station.status.showing(status))
         run = _start(station.flower)
-        task = _described(config, folder, station.socket, station.keys)
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
-            channel.send({**task, "run": run, "queued": queued})
+            channel.send({**_described(config, folder, station), "run": run, "queued": queued})
         try:
             return _follow(
                 channel,
@@ -155,15 +154,13 @@ def invitation(config: ServerConfig, port: int) -> str:
     return f"listening on {host}:{port} ({how}); clients: {command}"
 
 
-def _described(
-    config: ServerConfig, folder: RunFolder, socket: Path, keys: ServerFiles | None
-) -> dict[str, Any]:
+def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dict[str, Any]:
     """What the federation's process has to know."""
     return {
         "config": config.to_json(),
         "folder": str(folder.path.resolve()),
-        "socket": str(socket),
-        "ca": str(keys.ca.resolve()) if keys else "",
+        "socket": str(station.socket),
+        "ca": str(station.keys.ca.resolve()) if station.keys else "",
         "environment": {name: os.environ.get(name, "") for name in NO_PROXY},
         "path": [str(Path(part).resolve()) for part in sys.path],
     }
