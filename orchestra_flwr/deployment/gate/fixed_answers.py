@@ -1,4 +1,4 @@
-"""What the gate itself says to clients, and of a SuperLink that is busy."""
+"""What the gate itself says to clients, and of them."""
 
 NOT_READY = {"detail": "The server is not ready, try again."}  # a SuperNode does, by itself
 NO_SUPERLINK = {"detail": "The SuperLink behind the gate does not answer."}
@@ -14,3 +14,10 @@ REFUSED = {
     411: "A request has to say its length.",
     TOO_LARGE: "More than a client may send.",
 }
+
+
+def forbidden(method: str, path: str) -> str:
+    """What a client asked for that nobody gets."""
+    if path.startswith(("/v1/control", "/v1/runtime")):
+        return f"asked for {path}, which is only served to this machine"
+    return f"asked for {method} {path}, which is not served"

@@ -33,9 +33,9 @@ from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
-# A SuperLink takes a node for gone 60 s after a heartbeat, and one comes in 20. A busy one need not
-# see those that come so soon after one that it has accepted.
-HEARTBEAT_SECONDS = 25.0
+# A busy SuperLink need not see a request so soon after the same one. It takes a node for gone 60 s
+# after a heartbeat, and one comes in 20. That there is no message is true until one is reported.
+HEARTBEAT_SECONDS, NOTHING_SECONDS = 25.0, 60.0
 EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
@@ -68,7 +68,10 @@ class Forwarder:
         self.reply_limit = reply_limit
         self._names = names
         self._turns = Turns()
-        self._heartbeats: dict[tuple[bytes, bytes], tuple[float, UpstreamResponse, bytes]] = {}
+        # By path, key and body: when the SuperLink has answered that, and what.
+        self._last: dict[
+            tuple[str, bytes, bytes], tuple[float, tuple[UpstreamResponse, bytes]]
+        ] = {}
         self._refusals = refusals
         self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
@@ -90,7 +93,7 @@ class Forwarder:
         if call.method == "GET" and call.path == "/health":
             await self._health(call)
         elif call.method != "POST" or call.path not in METHODS:
-            await self._refuse(call, 404, "path", _forbidden(call))
+            await self._refuse(call, 404, "path", answers.forbidden(call.method, call.path))
         elif self._is_unknown_key(call):
             registers = call.path in REGISTRATION_PATHS
             status = answers.UNKNOWN_KEY_REGISTERS if registers else answers.UNKNOWN_KEY
@@ -111,7 +114,7 @@ class Forwarder:
         elif call.path in OBJECT_PATHS:
             await self._stream(call)
         elif call.path == HEARTBEAT:
-            await self._heartbeat(call)
+            await self._forward(call, await call.whole_body(), HEARTBEAT_SECONDS)
         else:
             await self._forward(call, await call.whole_body())
 
@@ -130,26 +133,16 @@ class Forwarder:
         status, more = (200, {}) if healthy else (503, answers.NO_SUPERLINK)
         await call.answer(status, {**content, **more}, stranger=True)
 
-    async def _heartbeat(self, call: Call) -> None:
-        """Passes a heartbeat on, unless the SuperLink is busy and does not need it."""
-        node = (call.key, await call.whole_body())
-        now = asyncio.get_running_loop().time()
-        when, response, content = self._heartbeats.get(node, (-math.inf, None, b""))
-        if response is None or not self._turns.all_taken or now - when > HEARTBEAT_SECONDS:
-            answered = await self._ask(call, node[1])
-            if answered is None:
-                return
-            response, content = answered
-            if _accepted(response) and content:  # an empty one: there is no such node
-                self._heartbeats[node] = (now, response, content)
-        await call.relay(replace(response, body=_chunks(content)))
-
     async def _pull_messages(self, call: Call) -> None:
         """Waits for a message."""
         body = await call.whole_body()
         node = node_of(body)
         # Before it may wait, the SuperLink has checked that the key is that node's.
-        response = await self._message(call, body)
+        recent = self._recent(call, body, NOTHING_SECONDS)
+        if recent is None or recent[1] or node is None or self.waiting.missed(node):
+            response = await self._message(call, body)
+        else:
+            response = recent[0]
         if node is not None and _is_empty(response):
             response = await self._wait_for_message(call, body, node, response)
         if response is not None:
@@ -259,11 +252,26 @@ class Forwarder:
             await call.answer(503, answers.NOT_READY)
             return None
         self._report_refusal(call, response)
+        if call.path in POLLING_PATHS and _accepted(response):
+            self._last[call.path, call.key, body] = (time.monotonic(), (response, content))
         return response, content
 
-    async def _forward(self, call: Call, body: bytes) -> UpstreamResponse | None:
-        """Passes a short request on, and the response back; None as of :meth:`_ask`."""
-        answered = await self._ask(call, body)
+    def _recent(
+        self, call: Call, body: bytes, seconds: float
+    ) -> tuple[UpstreamResponse, bytes] | None:
+        """What a SuperLink that is busy now answered to the same request, not longer ago."""
+        when, answered = self._last.get((call.path, call.key, body), (-math.inf, None))
+        fresh = time.monotonic() - when < seconds
+        return answered if fresh and self._turns.all_taken else None
+
+    async def _forward(
+        self, call: Call, body: bytes, seconds: float = 0.0
+    ) -> UpstreamResponse | None:
+        """Passes a short request on, and the response back; None as of :meth:`_ask`.
+
+        A response to the same request that is at most `seconds` old will do where it is busy.
+        """
+        answered = self._recent(call, body, seconds) or await self._ask(call, body)
         if answered is None:
             return None
         response, content = answered
@@ -384,12 +392,6 @@ def _is_empty(response: UpstreamResponse | None) -> TypeGuard[UpstreamResponse]:
 
 def _accepted(response: UpstreamResponse | None) -> TypeGuard[UpstreamResponse]:
     return response is not None and response.status == 200
-
-
-def _forbidden(call: Call) -> str:
-    if call.path.startswith(("/v1/control", "/v1/runtime")):
-        return f"asked for {call.path}, which is only served to this machine"
-    return f"asked for {call.method} {call.path}, which is not served"
 
 
 def _mb(count: int) -> str:

@@ -44,6 +44,10 @@ class Waiting:
         else:
             self._missed.add(node)
 
+    def missed(self, node: int) -> bool:
+        """Whether the node was sent a message while it did not wait."""
+        return node in self._missed
+
     def close(self) -> None:
         """Nobody waits any longer: every request is answered."""
         self._closed = True

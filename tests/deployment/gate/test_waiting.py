@@ -12,7 +12,8 @@ import uvicorn
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
-from orchestra_flwr.deployment.gate import Gate, waiting
+from orchestra_flwr.deployment.gate import Gate, forward, waiting
+from orchestra_flwr.deployment.gate.turns import Turns
 from orchestra_flwr.flower.fleet import node_of
 
 PULL = "/v1/fleet/pull-messages"
@@ -167,6 +168,32 @@ def test_a_message_that_comes_while_the_superlink_is_asked_is_found(superlink, g
     superlink.messages[1] = b"it"
     gate.wake(1)
     assert request.answered() == (200, b"it")
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_a_busy_superlink_is_not_asked_again_by_a_client_that_stays(superlink, gate, monkeypatch):
+    """A thousand that wait would ask 43 times a second; what is reported passes as ever."""
+    monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.3)
+    assert Request(gate, 1).answered() == (200, b"")
+    monkeypatch.setattr(Turns, "all_taken", True)
+    assert Request(gate, 1).answered() == (200, b"")
+    assert superlink.asked == [1]
+    assert Request(gate, 2).answered() == (200, b"")  # one that was not asked for yet
+    assert superlink.asked == [1, 2]
+    for waits_now in (True, False):
+        request = Request(gate, 1) if waits_now else None
+        if waits_now:
+            waits(gate, 1)
+        superlink.messages[1] = b"it"
+        gate.wake(1)
+        time.sleep(0.1)
+        assert (request or Request(gate, 1)).answered() == (200, b"it")
+        post(gate, "/v1/fleet/pull-object")  # it has it
+        assert Request(gate, 1).answered() == (200, b"")
+    monkeypatch.setattr(forward, "NOTHING_SECONDS", 0.0)
+    asked = len(superlink.asked)
+    assert Request(gate, 1).answered() == (200, b"")
+    assert len(superlink.asked) == asked + 1
 
 
 def test_very_many_clients_are_asked_about_less_often():
