@@ -3,6 +3,7 @@
 import os
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 
 import pytest
@@ -54,3 +55,14 @@ def test_a_process_may_have_thousands_of_connections(request):
         assert not other.ready(0)
         one.send({"n": 1})
         assert other.ready(5) and other.receive() == {"n": 1}
+
+
+def test_several_threads_may_send(ends):
+    """The server's app reports its progress, and another thread that the SuperLink is silent."""
+    one, other = ends
+    events = [{"number": number, "text": "x" * 100_000} for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(one.send, event) for event in events]
+        received = [other.receive() for _ in events]
+    assert sorted(received, key=lambda event: event["number"]) == events
+    assert all(each.exception() is None for each in sent)

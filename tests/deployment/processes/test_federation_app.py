@@ -12,6 +12,7 @@ from orchestra_flwr.deployment.channel.json_pipe import Channel
 from orchestra_flwr.deployment.processes import federation_app
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.flower.streaming_grid import EngineStoppedError
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting import RunFolder
 
@@ -56,3 +57,9 @@ def test_a_server_can_keep_its_encoder(shared, tmp_path):
         config, None, None, RunFolder(tmp_path), print, note=print, queued=False
     )
     assert (delivery is not None) is shared
+
+
+def test_the_end_of_a_superlink_is_said_in_plain_words():
+    why = "Flower's SuperLink has not answered for 10 minutes (timed out)"
+    assert federation_app._failure(EngineStoppedError(why)) == why
+    assert federation_app._failure(KeyError("a")) == "KeyError: 'a'"
