@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
 # A busy SuperLink need not see a request so soon after the same one. It takes a node for gone 60 s
 # after a heartbeat, and one comes in 20. That there is no message is true until one is reported.
-HEARTBEAT_SECONDS, NOTHING_SECONDS = 25.0, 60.0
+HEARTBEAT_SECONDS, NOTHING_SECONDS = 20.0, 60.0
 EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
@@ -238,7 +238,7 @@ class Forwarder:
         """
         try:
             async with (
-                self._turns.turn(coming=call.path in REGISTRATION_PATHS),
+                self._turns.turn(call.path),
                 self._upstream.request(
                     "POST", call.path, forwarded_headers(call.headers), _chunks(body)
                 ) as response,

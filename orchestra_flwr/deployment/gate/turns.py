@@ -2,18 +2,21 @@
 
 A SuperLink that a thousand clients ask at once answers none of them in time, nor the server's own
 app: each request that was given up is sent again. So few are under way at a time, and the others
-wait at the gate, where that costs nothing. Clients that are connected, whose heartbeats must not be
-late, do not wait for those that still come.
+wait at the gate, where that costs nothing. Clients that are connected do not wait for those that
+still come, nor their heartbeats for anything else.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-UNDER_WAY = 4  # at once: a SuperLink is one thread of Python, and its app comes in between
+from orchestra_flwr.deployment.gate.fleet_methods import HEARTBEAT, REGISTRATION_PATHS
+
+UNDER_WAY = 8  # at once: a SuperLink is one thread of Python, and its app comes in between
 COMING = 2  # of these, of clients that register
+HEARTBEATS = 4  # beside these: who is connected stays so, whatever else there is to do
 WAIT_SECONDS = 8.0
-COMING_SECONDS = 20.0  # before that, of clients that register; a SuperNode gives up after 30
+LONG_WAIT_SECONDS = 20.0  # for heartbeats, and before the other; a SuperNode gives up after 30
 
 
 class BusyError(Exception):
@@ -26,6 +29,7 @@ class Turns:
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(UNDER_WAY)
         self._coming = asyncio.Semaphore(COMING)
+        self._heartbeats = asyncio.Semaphore(HEARTBEATS)
 
     @property
     def all_taken(self) -> bool:
@@ -33,18 +37,20 @@ class Turns:
         return self._all.locked()
 
     @asynccontextmanager
-    async def turn(self, *, coming: bool = False) -> AsyncIterator[None]:
+    async def turn(self, path: str) -> AsyncIterator[None]:
         """Waits for a turn, which the block has.
 
         Args:
-            coming: the client is not connected yet.
+            path: of the request.
 
         Raises:
             BusyError: there was none in time.
         """
         limits = [(self._all, WAIT_SECONDS)]
-        if coming:
-            limits.insert(0, (self._coming, COMING_SECONDS))
+        if path in REGISTRATION_PATHS:
+            limits.insert(0, (self._coming, LONG_WAIT_SECONDS))
+        elif path == HEARTBEAT:
+            limits = [(self._heartbeats, LONG_WAIT_SECONDS)]
         taken: list[asyncio.Semaphore] = []
         try:
             try:

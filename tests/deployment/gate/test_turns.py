@@ -106,12 +106,29 @@ def test_few_requests_are_under_way_and_all_are_answered(superlink, gate, client
     assert superlink.most == turns.UNDER_WAY
 
 
-def test_a_heartbeat_does_not_wait_for_clients_that_come(superlink, gate, clients):
+def test_heartbeats_wait_for_nothing_else(superlink, gate, clients):
+    """The SuperLink takes a client for gone of which it hears nothing for a minute."""
+    superlink.answers[GET_RUN] = threading.Event()
+    others = [clients.submit(post, gate, GET_RUN) for _ in range(50)]
+    wait(lambda: superlink.under_way[GET_RUN] == turns.UNDER_WAY)
+    assert post(gate, HEARTBEAT) == (200, b"ok")
+    assert not any(each.done() for each in others)
+    superlink.answers[HEARTBEAT] = threading.Event()
+    beats = [clients.submit(post, gate, HEARTBEAT, b"%d" % n) for n in range(9)]
+    wait(lambda: superlink.under_way[HEARTBEAT] == turns.HEARTBEATS)
+    time.sleep(0.2)
+    for answer in superlink.answers.values():
+        answer.set()
+    assert {each.result() for each in (*others, *beats)} == {(200, b"ok")}
+    assert superlink.most == turns.UNDER_WAY + turns.HEARTBEATS
+
+
+def test_a_request_does_not_wait_for_clients_that_come(superlink, gate, clients):
     superlink.answers[ACTIVATE] = threading.Event()
     coming = [clients.submit(post, gate, ACTIVATE) for _ in range(50)]
     wait(lambda: superlink.under_way[ACTIVATE] == turns.COMING)
     began = time.monotonic()
-    assert post(gate, HEARTBEAT) == (200, b"ok")
+    assert post(gate, GET_RUN) == (200, b"ok")
     assert time.monotonic() - began < 1
     assert superlink.under_way[ACTIVATE] == turns.COMING
     superlink.answers[ACTIVATE].set()
@@ -130,17 +147,15 @@ def test_a_heartbeat_that_a_busy_superlink_does_not_need_is_answered_by_the_gate
     assert post(gate, HEARTBEAT) == (200, b"ok")
     assert superlink.asked[HEARTBEAT] == 2
     monkeypatch.setattr(forward, "HEARTBEAT_SECONDS", 0.0)
-    late, stranger = (clients.submit(post, gate, HEARTBEAT, each) for each in (b"x", b"y"))
-    time.sleep(0.2)
-    assert not late.done() and not stranger.done()
-    superlink.answers[GET_RUN].set()
-    assert {each.result() for each in (late, stranger, *others)} == {(200, b"ok")}
+    assert post(gate, HEARTBEAT) == post(gate, HEARTBEAT, b"another") == (200, b"ok")
     assert superlink.asked[HEARTBEAT] == 4
+    superlink.answers[GET_RUN].set()
+    assert {each.result() for each in others} == {(200, b"ok")}
 
 
 def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, monkeypatch):
     """To a 503 a SuperNode tries again, after a time that it draws."""
-    monkeypatch.setattr(turns, "COMING_SECONDS", 0.3)
+    monkeypatch.setattr(turns, "LONG_WAIT_SECONDS", 0.3)
     superlink.answers[ACTIVATE] = threading.Event()
     coming = [clients.submit(post, gate, ACTIVATE) for _ in range(10)]
     wait(lambda: sum(each.done() for each in coming) == 10 - turns.COMING)
