@@ -16,6 +16,7 @@ UNDER_WAY = 8  # at once: a SuperLink is one thread of Python, and its app comes
 COMING = 2  # of these, of clients that register
 HEARTBEATS = 4  # beside these: who is connected stays so, whatever else there is to do
 WAIT_SECONDS = 8.0
+PAUSE_SECONDS = 0.05  # while heartbeats wait, nobody comes
 LONG_WAIT_SECONDS = 20.0  # for heartbeats, and before the other; a SuperNode gives up after 30
 
 
@@ -33,8 +34,8 @@ class Turns:
 
     @property
     def all_taken(self) -> bool:
-        """Whether a request has to wait for its turn."""
-        return self._all.locked()
+        """Whether a request may have to wait for its turn."""
+        return self._all.locked() or self._heartbeats.locked()
 
     @asynccontextmanager
     async def turn(self, path: str) -> AsyncIterator[None]:
@@ -47,7 +48,7 @@ class Turns:
             BusyError: there was none in time.
         """
         limits = [(self._all, WAIT_SECONDS)]
-        if path in REGISTRATION_PATHS:
+        if coming := path in REGISTRATION_PATHS:
             limits.insert(0, (self._coming, LONG_WAIT_SECONDS))
         elif path == HEARTBEAT:
             limits = [(self._heartbeats, LONG_WAIT_SECONDS)]
@@ -56,6 +57,8 @@ class Turns:
             try:
                 for limit, seconds in limits:
                     async with asyncio.timeout(seconds):
+                        while coming and self._heartbeats.locked():
+                            await asyncio.sleep(PAUSE_SECONDS)
                         await limit.acquire()
                     taken.append(limit)
             except TimeoutError:

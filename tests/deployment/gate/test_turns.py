@@ -123,6 +123,19 @@ def test_heartbeats_wait_for_nothing_else(superlink, gate, clients):
     assert superlink.most == turns.UNDER_WAY + turns.HEARTBEATS
 
 
+def test_nobody_comes_while_heartbeats_wait(superlink, gate, clients):
+    """So it is as many as it can hold that are connected, and they stay."""
+    superlink.answers[HEARTBEAT] = threading.Event()
+    beats = [clients.submit(post, gate, HEARTBEAT, b"%d" % n) for n in range(turns.HEARTBEATS)]
+    wait(lambda: superlink.under_way[HEARTBEAT] == turns.HEARTBEATS)
+    coming = clients.submit(post, gate, ACTIVATE)
+    assert post(gate, GET_RUN) == (200, b"ok")
+    time.sleep(0.2)
+    assert not superlink.asked[ACTIVATE]
+    superlink.answers[HEARTBEAT].set()
+    assert {each.result() for each in (coming, *beats)} == {(200, b"ok")}
+
+
 def test_a_request_does_not_wait_for_clients_that_come(superlink, gate, clients):
     superlink.answers[ACTIVATE] = threading.Event()
     coming = [clients.submit(post, gate, ACTIVATE) for _ in range(50)]
