@@ -15,6 +15,7 @@ from orchestra_flwr.deployment.gate.tls import HANDSHAKE_SECONDS, handshake_fail
 MAX_CONNECTIONS = 4096
 MAX_OF_A_PEER = 1024  # for some 300 clients behind one address
 RESERVED_FILES = 512  # for the rest of this process
+ACCEPTED_AT_ONCE = 100  # in one pass of the event loop, which is long where there is much to do
 RETRY_SECONDS = 1.0  # after a connection that could not be accepted: no file or memory is left
 
 # Makes a connection's protocol: of the peer's address, and what is called when it is closed.
@@ -57,24 +58,31 @@ class Admission:
             self._listening = None
 
     def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if not self._accepts_one():
+                return
+
+    def _accepts_one(self) -> bool:
+        """Accepts a connection, or turns it away; False where there is none."""
         assert self._listening is not None
         loop = asyncio.get_running_loop()
         try:
             connection, address = self._listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # it is gone already
+            return False  # it is gone already
         except OSError:  # no file or memory is left
             loop.remove_reader(self._listening)
             loop.call_later(RETRY_SECONDS, self._accept_again)
-            return
+            return False
         if not self._admits(peer := peer_name(address)):
             connection.close()
-            return
+            return True
         self._open[network_of(peer)] += 1
         connection.setblocking(False)
         task = loop.create_task(self._begin(connection, peer))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
+        return True
 
     def _accept_again(self) -> None:
         if self._listening is not None:

@@ -13,7 +13,7 @@ import anyio
 import pytest
 import uvicorn
 
-from orchestra_flwr.deployment.gate import Gate, forward, turns
+from orchestra_flwr.deployment.gate import Gate, admission, forward, turns
 
 ACTIVATE = "/v1/fleet/activate-node"
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
@@ -206,6 +206,29 @@ def test_a_busy_superlink_that_answers_is_healthy(superlink, gate):
         made.request("GET", "/health")
         assert made.getresponse().status == 200
     assert not superlink.under_way["/health"]
+
+
+def test_a_crowd_is_accepted_in_one_pass_of_the_loop():
+    """By one at a time, heartbeats stood behind it for a minute: each comes by a new connection."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        accepting = admission.Admission(None, None, lambda peer, release: asyncio.Protocol())
+        with contextlib.ExitStack() as stack:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+            for _ in range(50):
+                stack.enter_context(socket.create_connection(listening.getsockname()))
+            accepting.open(listening)
+            passed = loop.create_future()
+            loop.call_later(0.01, passed.set_result, None)
+            loop.remove_reader(listening)
+            accepting._accept()
+            opened = accepting._open.total()
+            await passed
+            accepting.close()
+            return opened
+
+    assert asyncio.run(main()) == 50
 
 
 def test_a_wait_that_is_over_when_something_comes_leaves_no_traceback(gate, tmp_path, caplog):
