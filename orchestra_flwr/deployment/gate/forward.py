@@ -261,8 +261,8 @@ class Forwarder:
     ) -> tuple[UpstreamResponse, bytes] | None:
         """What a SuperLink that is busy now answered to the same request, not longer ago."""
         when, answered = self._last.get((call.path, call.key, body), (-math.inf, None))
-        fresh = time.monotonic() - when < seconds
-        return answered if fresh and self._turns.all_taken else None
+        busy = self._turns.all_taken or self.waiting.are_many
+        return answered if busy and time.monotonic() - when < seconds else None
 
     async def _forward(
         self, call: Call, body: bytes, seconds: float = 0.0

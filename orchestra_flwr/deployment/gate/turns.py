@@ -14,7 +14,7 @@ from orchestra_flwr.deployment.gate.fleet_methods import HEARTBEAT, REGISTRATION
 
 UNDER_WAY = 8  # at once: a SuperLink is one thread of Python, and its app comes in between
 COMING = 2  # of these, of clients that register
-HEARTBEATS = 4  # beside these: who is connected stays so, whatever else there is to do
+HEARTBEATS = 8  # beside these: who is connected stays so, whatever else there is to do
 WAIT_SECONDS = 8.0
 PAUSE_SECONDS = 0.05  # while heartbeats wait, nobody comes
 LONG_WAIT_SECONDS = 20.0  # for heartbeats, and before the other; a SuperNode gives up after 30

@@ -19,6 +19,7 @@ from starlette.types import Message
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
 POLLS_A_SECOND = 5  # of all clients together
+MANY = 100  # so many clients that wait keep a SuperLink busy by their questions alone
 GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
 
 
@@ -43,6 +44,11 @@ class Waiting:
             self._waiters[node].wake()
         else:
             self._missed.add(node)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether the SuperLink is to be spared."""
+        return len(self._waiters) >= MANY
 
     def missed(self, node: int) -> bool:
         """Whether the node was sent a message while it did not wait."""

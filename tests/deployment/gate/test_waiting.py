@@ -170,12 +170,15 @@ def test_a_message_that_comes_while_the_superlink_is_asked_is_found(superlink, g
     assert request.answered() == (200, b"it")
 
 
+@pytest.mark.parametrize("busy", [(Turns, "all_taken", True), (waiting, "MANY", 0)])
 @pytest.mark.usefixtures("_seldom")
-def test_a_busy_superlink_is_not_asked_again_by_a_client_that_stays(superlink, gate, monkeypatch):
+def test_a_busy_superlink_is_not_asked_again_by_a_client_that_stays(
+    superlink, gate, monkeypatch, busy
+):
     """A thousand that wait would ask 43 times a second; what is reported passes as ever."""
     monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.3)
     assert Request(gate, 1).answered() == (200, b"")
-    monkeypatch.setattr(Turns, "all_taken", True)
+    monkeypatch.setattr(*busy)
     assert Request(gate, 1).answered() == (200, b"")
     assert superlink.asked == [1]
     assert Request(gate, 2).answered() == (200, b"")  # one that was not asked for yet
