@@ -42,7 +42,7 @@ from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
 
 app = ClientApp()
-_LOADING = threading.Lock()  # clients in threads wait for the one that reads the images
+_LOADING = threading.RLock()  # clients in threads wait for the one that reads the images
 
 
 @app.query()
@@ -135,8 +135,13 @@ def _warned_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@lru_cache(maxsize=1)
 def _everybodys(config_json: str) -> ImageSet:
     """All clients' labelled training images as probes have them, once a process and run."""
-    config, population, *_ = _loaded(config_json)
+    with _LOADING:
+        return _load_everybodys(config_json)
+
+
+@lru_cache(maxsize=1)
+def _load_everybodys(config_json: str) -> ImageSet:
+    config, population, *_ = _load(config_json)
     return evaluation_dataset(config, population).train
