@@ -6,12 +6,15 @@ clients run.
 
 import hashlib
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+_TORCHS_OWN = threading.RLock()  # clients in threads draw from torch's own generator in turns
 
 
 def derive(seed: int, purpose: str, *path: int | str) -> int:
@@ -34,7 +37,7 @@ def seeded(seed: int) -> Iterator[None]:
     `torch.manual_seed` would keep the call for GPUs too, with a stack trace that takes
     milliseconds; networks are made on the CPU.
     """
-    with torch.random.fork_rng(devices=[]):
+    with _TORCHS_OWN, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 

@@ -165,8 +165,9 @@ def _limits(
         row[1, _TURNS] = 4.0 * recipe.rotate
         # No crop: one so large that no try fits, and then the whole image is taken.
         row[:, _SCALE] = torch.tensor(recipe.crop_scale or (9.0, 9.0))
-    low, high = limits.to(device).repeat_interleave(batch, dim=0).unbind(dim=1)
-    return low, high, high - low
+    low, high = limits.repeat_interleave(batch, dim=0).unbind(dim=1)
+    # Copies are the last step: no thread sees what another one's stream has not made yet.
+    return low.to(device), high.to(device), (high - low).to(device)
 
 
 def _crop_boxes(least: Tensor, spread: Tensor, tries: Tensor, place: Tensor, size: int) -> Tensor:

@@ -11,7 +11,6 @@ from orchestra_flwr.methods.abilities import (
     KnowsChance,
     Received,
     StartsRounds,
-    SupportsVmap,
 )
 from orchestra_flwr.methods.base import Method
 from orchestra_flwr.methods.batch import Batch, Step
@@ -35,7 +34,6 @@ __all__ = [
     "Role",
     "StartsRounds",
     "Step",
-    "SupportsVmap",
     "build_method",
     "check_client",
     "classes_of",

@@ -110,11 +110,3 @@ class ClipsGradients:
     """
 
     gradient_norm: float | None
-
-
-class SupportsVmap:
-    """Lets `engine.side_by_side` take steps of several clients as one, under `torch.func.vmap`.
-
-    A mark for methods and terms. The loss draws nothing, and reads nothing that differs between
-    clients but parameters, buffers and the batch.
-    """

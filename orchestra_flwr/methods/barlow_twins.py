@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.methods.families import JointEmbedding
 
 EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
@@ -41,7 +40,7 @@ def _standardised(features: Tensor) -> Tensor:
     return centred * (centred.square().mean(dim=0) + EPSILON).rsqrt()
 
 
-class BarlowTwins(SupportsVmap, JointEmbedding):
+class BarlowTwins(JointEmbedding):
     """Backbone and a three-layer projector, all of whose layers are equally wide."""
 
     class Settings(Section):

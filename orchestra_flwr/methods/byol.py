@@ -11,14 +11,14 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, Role, Step
 from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.methods.families.joint_embedding import BYOL_VIEWS
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.models import build_head
 
 
-class BYOL(SupportsVmap, MomentumEncoder):
+class BYOL(MomentumEncoder):
     """Online encoder with a predictor, and a target encoder that follows it."""
 
     class Settings(Section):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, KnowsChance, Role, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, KnowsChance, Role, Step
 from orchestra_flwr.methods.families import MomentumEncoder, Prototypes
 from orchestra_flwr.methods.swav import swapped_prediction_loss
 from orchestra_flwr.models import build_head
@@ -49,7 +49,7 @@ def distillation_loss(
     return swapped_prediction_loss(student, classes, student_temperature)
 
 
-class DINO(KnowsChance, SupportsVmap, MomentumEncoder):
+class DINO(KnowsChance, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
     The teacher sees the two large crops, the student all. The teacher's outputs are centred by

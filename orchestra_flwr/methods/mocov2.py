@@ -24,7 +24,6 @@ from orchestra_flwr.methods import (
     Role,
     StartsRounds,
     Step,
-    SupportsVmap,
 )
 from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.models import build_head
@@ -53,7 +52,7 @@ def queue_contrastive_loss(
     return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.int64))
 
 
-class MoCoV2(StartsRounds, KnowsChance, SupportsVmap, MomentumEncoder):
+class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
     The queue is empty when a round begins and never leaves the client: its rows are features of

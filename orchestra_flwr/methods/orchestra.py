@@ -28,7 +28,6 @@ from orchestra_flwr.methods import (
     Role,
     StartsRounds,
     Step,
-    SupportsVmap,
     role_of,
 )
 from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
@@ -66,7 +65,7 @@ def cluster_loss(target: Tensor, online: Tensor, centroids: Tensor, temperature:
     return F.cross_entropy(online @ centroids.T / temperature, assignment)
 
 
-class Orchestra(Contributes, StartsRounds, KnowsChance, SupportsVmap, Method):
+class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
     """Online encoder, target encoder, rotation head, a clustering and global centroids.
 
     The paper's ablations (Table 6, section D.2): `method.rotation=false` has no rotation head and

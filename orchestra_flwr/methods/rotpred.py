@@ -12,13 +12,13 @@ from torch import nn
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, KnowsChance, Role, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, KnowsChance, Role, Step
 from orchestra_flwr.methods.families import Projecting
 
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
 
-class RotPred(KnowsChance, SupportsVmap, Projecting):
+class RotPred(KnowsChance, Projecting):
     """Backbone, a two-layer projector and a linear head for the four rotations."""
 
     roles: ClassVar = {"rotation_head": Role.SHARED}

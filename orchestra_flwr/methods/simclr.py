@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods import Batch, BoundsInformation, KnowsChance, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, BoundsInformation, KnowsChance, Step
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
@@ -90,7 +90,7 @@ def _cross_entropy(
     return (entropies * weights.repeat(len(logits) // len(weights))).mean()
 
 
-class SimCLR(BoundsInformation, KnowsChance, SupportsVmap, SomeLabels):
+class SimCLR(BoundsInformation, KnowsChance, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     class Settings(LabelSettings):

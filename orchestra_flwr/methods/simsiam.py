@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ModelConfig
-from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, Role, Step
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
@@ -38,7 +38,7 @@ def symmetric_negative_cosine(
     return -cosines.mean() / 2
 
 
-class SimSiam(SupportsVmap, SomeLabels):
+class SimSiam(SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
     class Settings(LabelSettings):

@@ -12,7 +12,7 @@ from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, Role, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, Role, Step
 from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.models import build_head
@@ -24,7 +24,7 @@ RECIPES = (
 )
 
 
-class SpecLoss(SupportsVmap, Projecting):
+class SpecLoss(Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
     class Settings(Section):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods import Batch, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, Step
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
@@ -57,7 +57,7 @@ def spectral_contrastive_loss(
     return -2 * matching.mean() + squares.sum() / max(count * (count - 1), 1)
 
 
-class Spectral(SupportsVmap, SomeLabels):
+class Spectral(SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     class Settings(LabelSettings):

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import UNLABELLED, Recipe
-from orchestra_flwr.methods import Batch, KnowsChance, Step, SupportsVmap
+from orchestra_flwr.methods import Batch, KnowsChance, Step
 from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.semi_supervised import label_loss
 
 CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
 
 
-class Supervised(KnowsChance, SupportsVmap, Classifying):
+class Supervised(KnowsChance, Classifying):
     """Backbone and a linear classifier. With `labels.fraction` unlabelled images teach nothing."""
 
     def __init__(self, config: Config, channels: int) -> None:

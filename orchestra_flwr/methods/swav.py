@@ -24,7 +24,6 @@ from orchestra_flwr.methods import (
     Role,
     StartsRounds,
     Step,
-    SupportsVmap,
 )
 from orchestra_flwr.methods.families import Projecting, Prototypes
 from orchestra_flwr.models import build_head
@@ -82,7 +81,7 @@ def swapped_prediction_loss(
     return torch.stack(losses).mean()
 
 
-class SwAV(StartsRounds, KnowsChance, SupportsVmap, Projecting):
+class SwAV(StartsRounds, KnowsChance, Projecting):
     """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
 
     The two large crops are assigned, all crops predict. For batches smaller than the number of

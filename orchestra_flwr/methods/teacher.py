@@ -4,6 +4,7 @@ It is no module of the method: it has no role, is no part of the state, and noth
 """
 
 import hashlib
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,7 @@ CLIENT = "{client}"  # in the teacher's name: the client's
 MAX_KEPT = 512  # clients of a process whose targets are kept; 2 KB an image with 512 numbers
 
 _TARGETS: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+_ONE_AT_A_TIME = threading.Lock()  # clients in threads share targets and teacher
 
 
 def teacher_of(config: Config, client: str) -> Encoder:
@@ -59,17 +61,18 @@ def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
     digest = hashlib.sha256(pixels.numpy().data).digest()
     width, batch = config.model.projector_dim, config.training.batch_size
     key = (source, digest, images.shape, images.device, width, batch, config.seed)
-    if key not in _TARGETS:
-        teacher = _read(source)
-        features = teacher.to(images.device).encode(pixels, batch)
-        if not torch.isfinite(features).all():
-            raise ValueError("features of the teacher (method.teacher) are not finite")
-        turned = features @ _turn(teacher.dim, width, config.seed)
-        _TARGETS[key] = F.normalize(turned, dim=1).to(images.device)
-    _TARGETS.move_to_end(key)
-    while len(_TARGETS) > MAX_KEPT:
-        _TARGETS.popitem(last=False)
-    return _TARGETS[key]
+    with _ONE_AT_A_TIME:
+        if key not in _TARGETS:
+            teacher = _read(source)
+            features = teacher.to(images.device).encode(pixels, batch)
+            if not torch.isfinite(features).all():
+                raise ValueError("features of the teacher (method.teacher) are not finite")
+            turned = features @ _turn(teacher.dim, width, config.seed)
+            _TARGETS[key] = F.normalize(turned, dim=1).to(images.device)
+        _TARGETS.move_to_end(key)
+        while len(_TARGETS) > MAX_KEPT:
+            _TARGETS.popitem(last=False)
+        return _TARGETS[key]
 
 
 def _turn(inputs: int, outputs: int, seed: int) -> Tensor:

@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.methods import SupportsVmap
 from orchestra_flwr.methods.families import JointEmbedding
 
 DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
@@ -40,7 +39,7 @@ def covariance_loss(features: Tensor) -> Tensor:
     return covariance.square().masked_fill(diagonal, 0).sum() / dim
 
 
-class VICReg(SupportsVmap, JointEmbedding):
+class VICReg(JointEmbedding):
     """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
 
     class Settings(Section):

@@ -267,6 +267,8 @@ def recalibrated(
     batch_size: int,
     by: Normalisation,
     on_progress: OnProgress = no_progress,
+    *,
+    device: torch.device | None = None,
 ) -> N:
     """A copy of a backbone with BatchNorm statistics of these images; frozen ones stay.
 
@@ -281,9 +283,10 @@ def recalibrated(
             most one, so that all images count (nearly) the same.
         by: how they are normalised, `data.normalise`.
         on_progress: called after each batch with the images done and their total.
+        device: where the pass is computed; None: where the backbone is.
 
     Returns:
-        The copy, on the same device, its modules in the modes that they had.
+        The copy, where the backbone is, its modules in the modes that they had.
 
     Raises:
         ValueError: fewer than two images, which have no variance.
@@ -297,7 +300,8 @@ def recalibrated(
     if not norms:
         return result
     momenta = [norm.momentum for norm in norms]
-    device = next(itertools.chain(result.parameters(), result.buffers())).device
+    home = next(itertools.chain(result.parameters(), result.buffers())).device
+    result.to(device := device or home)
     result.eval()
     for norm in norms:
         norm.reset_running_stats()
@@ -314,7 +318,7 @@ def recalibrated(
         norm.momentum = momentum
     for module, training in modes:
         module.training = training
-    return result
+    return result.to(home)
 
 
 def contains_batch_norm(network: nn.Module) -> bool:

@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestra_flwr.models.stacked import stacked
-
 # torch computes float32 products with MKL, at half of oneDNN's speed on processors of AMD.
 ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -18,7 +16,7 @@ class Convolution(nn.Conv2d):
     For few pixels (a late layer's 4 x 4 maps in a batch of 16) oneDNN's convolution reorders the
     weights each time: 20 ms for their gradient, where a product of matrices takes 5. So where no
     more pixels come out than channels, both passes are products with the image's patches. On a
-    GPU and for clients side by side torch's own convolution is used.
+    GPU torch's own convolution is used.
 
     Args:
         inputs: channels in.
@@ -46,7 +44,7 @@ class Convolution(nn.Conv2d):
         """(B, inputs, H, W) to (B, outputs, H', W')."""
         size, stride, padding = self.kernel_size[0], self.stride[0], int(self.padding[0])
         height, width = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
-        if x.is_cuda or stacked() or len(x) * height * width > self.out_channels:
+        if x.is_cuda or len(x) * height * width > self.out_channels:
             return super().forward(x)
         weight = self.weight
         if torch.is_autocast_enabled("cpu"):

@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-from orchestra_flwr.models.stacked import stacked
-
 
 @torch.no_grad()
 def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
@@ -16,9 +14,6 @@ def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
     """
     pairs = zip(target.parameters(), online.parameters(), strict=True)
     apart = [(slow, fast) for slow, fast in pairs if slow is not fast]
-    if stacked():  # vmap knows no operations on lists
-        for slow, fast in apart:
-            slow.mul_(decay).add_(fast, alpha=1 - decay)  # lerp would be taken apart
-    elif apart:
+    if apart:
         slows, fasts = zip(*apart, strict=True)
         torch._foreach_lerp_(slows, fasts, 1 - decay)

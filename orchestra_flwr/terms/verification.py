@@ -29,7 +29,6 @@ from orchestra_flwr.methods import (
     Received,
     Role,
     Step,
-    SupportsVmap,
     role_of,
 )
 from orchestra_flwr.methods.semi_supervised import masked_mean
@@ -70,7 +69,7 @@ def user_verification_loss(
     return masked_mean(F.cross_entropy(logits, targets, reduction="none"), mask)
 
 
-class Verification(SupportsVmap, Term):
+class Verification(Term):
     """A head on the backbone's features, and a row for each client.
 
     The sum over all views that pass through the backbone with gradient: two, with methods that

@@ -1,11 +1,11 @@
 """Local training: what is trained, the one loop that trains it, its optimizers."""
 
+from orchestra_flwr.training.client_threads import client_threads
 from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
 from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.model_check import check_model
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
-from orchestra_flwr.training.side_by_side import side_by_side
 from orchestra_flwr.training.step import TrainingError
 from orchestra_flwr.training.warm_start import begins_trained, starting_learner
 
@@ -16,11 +16,11 @@ __all__ = [
     "begins_trained",
     "build_learner",
     "check_model",
+    "client_threads",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",
     "return_freed_memory",
-    "side_by_side",
     "starting_learner",
     "torch_threads",
     "train_round",

@@ -1,19 +1,20 @@
 """A step replayed as a CUDA graph: one launch in place of a thousand."""
 
-from collections import Counter
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-WARM_UP = 3  # plain calls, in which libraries choose their algorithms and buffers are made
+_ONE_CAPTURE = threading.Lock()  # torch's own generator takes part in each, and only in one at once
 
 
 class CapturedStep:
     """Runs a step on a GPU: its first calls plainly, later ones as a captured graph.
 
     Launching the kernels of a small batch takes longer than running them. Each size of batch has a
-    graph of its own; a client's batches have at most two sizes.
+    graph of its own; a client's batches have at most two sizes. The first batch of a size is taken
+    plainly: libraries choose their algorithms in it, and buffers are made.
 
     Args:
         step: takes the (B,) rows of a batch. Its kernels depend on B alone, not on values, and it
@@ -26,16 +27,16 @@ class CapturedStep:
     ) -> None:
         self._step = step
         self._generators = generators
-        self._calls: Counter[int] = Counter()
+        self._taken: set[int] = set()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, rows: Tensor) -> None:
         """One step on these rows."""
         size = len(rows)
-        self._calls[size] += 1
         with torch.cuda.device(rows.device):  # streams and captures are the current GPU's
-            if self._calls[size] <= WARM_UP:
-                self._run_on_side_stream(rows)
+            if size not in self._taken:
+                self._taken.add(size)
+                self._step(rows)
                 return
             if size not in self._graphs:
                 self._graphs[size] = self._capture(rows.clone())
@@ -43,18 +44,19 @@ class CapturedStep:
             captured_rows.copy_(rows)
             graph.replay()
 
-    def _run_on_side_stream(self, rows: Tensor) -> None:
-        # Capturing demands that earlier calls ran on another stream.
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            self._step(rows)
-        current.wait_stream(side)
-
     def _capture(self, rows: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
-            self._step(rows)
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        # Not by `torch.cuda.graph`, which waits for the whole GPU and gives its free memory back:
+        # clients in other threads would stand still.
+        with _ONE_CAPTURE, torch.cuda.stream(side):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._step(rows)
+            finally:
+                graph.capture_end()
+        current.wait_stream(side)
         return graph, rows

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config, TrainingConfig
@@ -82,7 +83,7 @@ def train_round(
     for epoch, batches in enumerate(_epochs(images, training, seed, training.local_epochs)):
         step.start_epoch(seed.round, epoch)
         for rows in batches:
-            train_step(rows.to(images.device))
+            train_step(rows)
         steps += len(batches)
     losses, measures = step.losses(steps), step.measures()
     learner.end_round()
@@ -112,7 +113,7 @@ def observe_round(
     batch_of = BatchMaker(method, images, labels, config, seed)
     for batches in _epochs(images, config.training, seed, epochs=1):
         for rows in batches:
-            batch = batch_of(rows.to(images.device))
+            batch = batch_of(rows)
             if isinstance(method, Contributes):
                 with passes_in(config.training.precision, images.device.type):
                     method.observe(batch)
@@ -151,7 +152,9 @@ def _contribution(
 def _epochs(
     images: Tensor, training: TrainingConfig, seed: ClientSeed, epochs: int
 ) -> Iterator[list[Tensor]]:
-    """The rows of each batch of each epoch."""
-    shuffle = seed.generator("shuffle")
+    """The rows of each batch of each epoch, on the images' device."""
+    size, drop_last, shuffle = training.batch_size, training.drop_last, seed.generator("shuffle")
     for _ in range(epochs):
-        yield epoch_batches(len(images), training.batch_size, shuffle, drop_last=training.drop_last)
+        batches = epoch_batches(len(images), size, shuffle, drop_last=drop_last)
+        rows = torch.cat(batches).to(images.device)  # at once: a copy a step makes the host wait
+        yield list(torch.split(rows, [len(batch) for batch in batches]))

@@ -11,11 +11,11 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.data import Recipe, augment
 from orchestra_flwr.methods import Batch, ClipsGradients, Method, sees_labels
 from orchestra_flwr.models import normalise
+from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.optimizers import Optimizer
 from orchestra_flwr.training.schedules import LocalProgress, Schedule
-from orchestra_flwr.training.side_by_side import TrainingPass
 
 
 class TrainingError(RuntimeError):
@@ -105,8 +105,9 @@ class LocalStep:
         """Trains on the (B,) chosen images."""
         first = not self._losses
         batch = self._batch_of(rows)
-        precision = self._training.precision
-        losses, measures = TrainingPass(self._learner, batch, precision, measured=first).run()
+        with passes_in(self._training.precision, batch.images.device.type):
+            losses, measures = self._learner.measured_loss(batch, measured=first)
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         if self._gradient_norm is not None:
             clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)
         self.optimizer.step()

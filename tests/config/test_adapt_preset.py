@@ -74,6 +74,24 @@ def test_class_folders_are_dealt_out_by_class(tmp_path):
     assert config_of(f"data.root={tmp_path / 'photos'}").partition.name == "dirichlet"
 
 
+@pytest.mark.parametrize(
+    ("train", "test", "adaptation", "best_by"),
+    [(1000, 200, "full", "linear"), (1000, 199, "norms", "score"), (999, 200, "norms", "linear")],
+)
+def test_test_images_choose_the_round_and_allow_all_weights(
+    tmp_path, train, test, adaptation, best_by
+):
+    for part, count in (("train", train), ("test", test)):
+        for name in ("ant", "bee"):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count // 2 + (name == "bee") * (count % 2)):
+                (folder / f"{number}.jpg").touch()
+    config = config_of(f"data.root={tmp_path / 'photos'}")
+    assert (config.adaptation.name, config.evaluation.best_by) == (adaptation, best_by)
+    assert config.evaluation.keep == "best"
+
+
 def test_many_clients_send_few_bits(photos):
     assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
     assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"

@@ -5,7 +5,7 @@ from torch import nn
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import MethodConfig
-from orchestra_flwr.methods import ClipsGradients, Contributes, Method, SupportsVmap, release_of
+from orchestra_flwr.methods import ClipsGradients, Contributes, Method, release_of
 from orchestra_flwr.methods.base import ABILITIES
 from orchestra_flwr.terms import Term
 
@@ -26,7 +26,7 @@ def test_a_method_has_six_names_of_its_own():
     assert vars(Method).get("__annotations__", {}).keys() == {"settings"}
 
 
-@pytest.mark.parametrize("ability", [*ABILITIES, ClipsGradients, SupportsVmap])
+@pytest.mark.parametrize("ability", [*ABILITIES, ClipsGradients])
 def test_each_ability_is_that_of_some_methods_and_not_of_all(ability):
     methods = MethodConfig.room.found().values()
     able = [method for method in methods if issubclass(method, ability)]

@@ -9,6 +9,17 @@ from orchestra_flwr.training.cuda_graph import CapturedStep
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.fixture(autouse=True)
+def deterministic():
+    """Otherwise two plain rounds differ as well, by as much as a few steps make of rounding."""
+    before = torch.backends.cudnn.deterministic
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = before
+
+
 def trace(captured: bool) -> tuple[list[float], torch.Tensor]:
     """Twenty steps of a step that draws and accumulates in place, with batches of two sizes."""
     device = torch.device("cuda")

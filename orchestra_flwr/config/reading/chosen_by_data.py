@@ -75,14 +75,14 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
 
 
 def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What rows ask for: without images here, neither `images` nor `labelled`."""
+    """What rows ask for: without images here, nothing about images."""
     facts = {"clients": values["federation"]["clients"], "gpu": _has_gpu(str(values["device"]))}
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values["data"], "data")
         found = data.plugin.survey(data)
         if found is not None:
-            images, labelled = found
-            facts |= {"images": images, "labelled": labelled > 0}
+            images, labelled, tests = found
+            facts |= {"images": images, "labelled": labelled > 0, "tests": tests}
     return facts
 
 
@@ -96,6 +96,7 @@ def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     return (
         ("images_below" not in row or facts.get("images", math.inf) < row["images_below"])
         and facts["clients"] >= row.get("clients_from", 0)
+        and facts.get("tests", 0) >= row.get("tests_from", 0)
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
     )
 

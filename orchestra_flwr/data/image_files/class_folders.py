@@ -22,17 +22,18 @@ SPLIT_FOLDERS = {"train", "test"}
 SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
-def survey(root: str) -> tuple[int, int]:
-    """How many training images there are below `root`, and how many of them in class folders.
+def survey(root: str) -> tuple[int, int, int]:
+    """Training images below `root`, how many of them in class folders, and test images.
 
     Raises:
         ConfigError: the root is missing, empty or laid out otherwise.
     """
     path = at_home(root)
     with Archive(path) as archive:
-        train = arrange(path, archive.files()).train
+        contents = arrange(path, archive.files())
+    train = contents.train
     labelled = 0 if train.labels is None else int((train.labels != UNLABELLED).sum())
-    return len(train.files), labelled
+    return len(train.files), labelled, len(contents.test.files)
 
 
 def class_folders(files: list[ImageFile]) -> list[str | None]:

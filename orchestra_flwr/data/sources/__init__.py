@@ -51,8 +51,10 @@ class Source(Plugin, ABC):
         """
 
     @classmethod
-    def survey(cls, data: DataConfig) -> tuple[int, int] | None:
-        """Training images and how many have labels, before they are read; None: not known.
+    def survey(cls, data: DataConfig) -> tuple[int, int, int] | None:
+        """Training images, how many have labels, and labelled test images, before they are read.
+
+        None: not known.
 
         Raises:
             ConfigError: they are missing or cannot be used.

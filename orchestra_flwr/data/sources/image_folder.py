@@ -24,14 +24,14 @@ class ImageFolder(Source):
         return f"image_folder-{name}" if name else ""
 
     @classmethod
-    def survey(cls, data: DataConfig) -> tuple[int, int] | None:
-        """The files of training images, at most `data.train_limit`, and those in class folders."""
+    def survey(cls, data: DataConfig) -> tuple[int, int, int] | None:
+        """By the files, within the limits of `data`; test images have labels."""
         root = data.settings.root
         if not root:
             return None
-        files, labelled = survey(root)
-        limit = data.train_limit or files
-        return min(files, limit), min(labelled, limit)
+        files, labelled, tests = survey(root)
+        limit, test_limit = data.train_limit or files, data.test_limit or tests
+        return min(files, limit), min(labelled, limit), min(tests, test_limit)
 
     def load(self) -> Dataset:
         """Decodes the images, or reads them from the cache.

@@ -45,7 +45,7 @@ def run_client(config: ClientConfig) -> None:
     check_room_for(f"{SOCKET}12345678")
     keys = client_files(Path(config.security)) if config.tls else None
     root = str(config.data.root)
-    count, labelled = survey(root)
+    count, labelled, _ = survey(root)
     config.privacy.check_images(min(count, config.data.most or count))
     with ExitStack() as stack:
         stack.enter_context(private_umask())  # what Flower writes there as well

@@ -5,6 +5,7 @@ Lives in an importable module so that a worker process keeps its caches between 
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,7 @@ from orchestra_flwr.methods import labels_for
 from orchestra_flwr.training import resolve_device
 
 app = ClientApp()
+_LOADING = threading.RLock()  # clients in threads wait for the one that reads the images
 
 
 @app.query()
@@ -100,12 +102,17 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
     )
 
 
-@lru_cache(maxsize=1)
 def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
     """The run, its clients' parts, all training images and, if the method needs them, their labels.
 
     On the device; once a process and run.
     """
+    with _LOADING:
+        return _load(config_json)
+
+
+@lru_cache(maxsize=1)
+def _load(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
     config = Config.from_json(config_json)
     device = resolve_device(config.device)
     with _warned_before():
@@ -128,8 +135,13 @@ def _warned_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@lru_cache(maxsize=1)
 def _everybodys(config_json: str) -> ImageSet:
     """All clients' labelled training images as probes have them, once a process and run."""
-    config, population, *_ = _loaded(config_json)
+    with _LOADING:
+        return _load_everybodys(config_json)
+
+
+@lru_cache(maxsize=1)
+def _load_everybodys(config_json: str) -> ImageSet:
+    config, population, *_ = _load(config_json)
     return evaluation_dataset(config, population).train

@@ -1,9 +1,8 @@
 """The inline engine: clients in this process, one after another or some side by side."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
-from functools import partial
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from flwr.app import Context, Message, RecordDict
@@ -11,12 +10,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Section
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.flower.process_identity import identify_process
-from orchestra_flwr.methods import SupportsVmap
-from orchestra_flwr.training import resolve_device, side_by_side, torch_threads, usable_cpus
+from orchestra_flwr.training import client_threads, resolve_device, torch_threads
 
 
 class InlineGrid(Grid):
@@ -26,15 +24,19 @@ class InlineGrid(Grid):
 
     Args:
         app: what answers.
-        together: messages that are answered side by side.
+        threads: that answer side by side; None: this one answers, one message after another.
+        count: how many threads.
     """
 
     NODE = 1
 
-    def __init__(self, app: ClientApp, together: int = 1) -> None:
+    def __init__(
+        self, app: ClientApp, threads: ThreadPoolExecutor | None = None, count: int = 1
+    ) -> None:
         identify_process()
         self._app = app
-        self._together = together
+        self._threads = threads
+        self._count = count
         self._context = Context(
             run_id=0, node_id=self.NODE, node_config={}, state=RecordDict(), run_config={}
         )
@@ -47,9 +49,16 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yields one reply a message, in order; nothing runs before it is asked for."""
-        waiting = iter(messages)
-        while some := list(islice(waiting, self._together)):
-            yield from side_by_side([partial(self._app, each, self._context) for each in some])
+        if self._threads is None:
+            yield from (self._app(message, self._context) for message in messages)
+            return
+        begun: deque[Future[Message]] = deque()
+        for message in messages:
+            begun.append(self._threads.submit(self._app, message, self._context))
+            if len(begun) == 2 * self._count:  # the oldest may take long: others have work
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
     def set_run(self, run: object) -> None:
         """There is just one run."""
@@ -86,30 +95,15 @@ class InlineEngine(Engine):
 
     settings: InlineSettings
 
-    @classmethod
-    def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: steps that cannot be taken as one, or are replayed as graphs."""
-        count = config.engine.settings.side_by_side
-        if count == 1:
-            return
-        chosen = {f"method={config.method.name}": config.method.plugin}
-        chosen |= {f"terms.{term.name}": term.plugin for term in config.active_terms}
-        for written, plugin in chosen.items():
-            if not issubclass(plugin, SupportsVmap):
-                raise ValueError(
-                    f"engine.side_by_side={count}: must be 1 with {written}, of which steps of "
-                    "several clients cannot be taken as one"
-                )
-        if config.training.cuda_graphs:
-            raise ValueError(f"engine.side_by_side={count}: must be 1 with training.cuda_graphs")
-
     def check_resources(self) -> None:
         """As :meth:`Engine.check_resources`."""
         resolve_device(self.config.device)
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""
-        count = self.settings.side_by_side
-        together = torch_threads(min(count * self.config.training.threads, usable_cpus()))
-        with together if count > 1 else nullcontext():
-            return serve(InlineGrid(client_app, count), count)
+        count, device = self.settings.side_by_side, resolve_device(self.config.device)
+        if count == 1:
+            return serve(InlineGrid(client_app), 1)
+        # Each client sets the number of torch's threads, for the whole process: always the same.
+        with torch_threads(self.config.training.threads), client_threads(count, device) as threads:
+            return serve(InlineGrid(client_app, threads, count), count)

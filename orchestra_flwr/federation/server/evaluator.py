@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
@@ -179,9 +180,10 @@ class Evaluator:
     def _recalibrated(self, backbone: Backbone, name: str = "") -> Encoder:
         assert self.dataset is not None
         images, size = self.dataset.train.images, self.config.evaluation.batch_size
-        normalise, on_progress = self.config.data.normalise, partial(self._show, name)
-        with torch_threads(self.config.training.threads):  # the same bits on every machine
-            copied = recalibrated(backbone, images, size, normalise, on_progress)
+        normalise, device = self.config.data.normalise, self._device
+        on_progress = partial(self._show, name)
+        with torch_threads(self.config.training.threads):  # the same bits on every processor
+            copied = recalibrated(backbone, images, size, normalise, on_progress, device=device)
         return Encoder.of(self.config, copied)
 
     def _go_on(self) -> None:
@@ -215,15 +217,19 @@ class Evaluator:
         return Encoder.of(self.config, backbone)
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
-        # The machine that joined a cluster need not have what the cluster's machines have.
-        engine = self.config.engine
-        device = "auto" if engine.plugin.is_remote(engine.settings) else self.config.device
-        encoder = encoder.to(resolve_device(device))
+        encoder = encoder.to(self._device)
         try:
             labelled = {} if self.why_not else self._labelled_scores(name, encoder, head)
             return {**self._label_free_scores(encoder), **labelled}
         except ValueError as error:
             raise FederationError(f"the encoder cannot be evaluated: {error}") from error
+
+    @property
+    def _device(self) -> torch.device:
+        # The machine that joined a cluster need not have what the cluster's machines have.
+        engine = self.config.engine
+        remote = engine.plugin.is_remote(engine.settings)
+        return resolve_device("auto" if remote else self.config.device)
 
     def _label_free_scores(self, encoder: Encoder) -> dict[str, float]:
         """The same images and augmentations in every round, so that rounds can be compared."""

@@ -16,13 +16,13 @@ def _write(root: Path, *names: str) -> str:
     return str(root)
 
 
-def test_a_survey_counts_training_images(tmp_path: Path):
+def test_a_survey_counts_images(tmp_path: Path):
     names = ["train/a/1.png", "train/b/1.png", "train/b/2.png", "test/a/1.png"]
 
-    assert survey(_write(tmp_path / "1", *names)) == (3, 3)
-    assert survey(_write(tmp_path / "2", "1.png", "2.png")) == (2, 0)
+    assert survey(_write(tmp_path / "1", *names)) == (3, 3, 1)
+    assert survey(_write(tmp_path / "2", "1.png", "2.png")) == (2, 0, 0)
     mixed = ["a/1.png", "a/2.png", "x.png", "y.png"]
-    assert survey(_write(tmp_path / "3", *mixed)) == (4, 2)
+    assert survey(_write(tmp_path / "3", *mixed)) == (4, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,14 @@ def test_images_in_val_are_no_test_images_and_it_is_said(tmp_path: Path, caplog)
 
 
 def test_names_of_splits_may_be_those_of_classes(tmp_path: Path):
-    assert survey(_write(tmp_path / "1", "Train/1.png", "Test/1.png")) == (2, 2)
-    assert survey(_write(tmp_path / "2", "Train/a/1.png", "car/1.png")) == (2, 2)
-    assert survey(_write(tmp_path / "3", "train/a/1.png", "train/b/1.png", "Val/a/1.png")) == (2, 2)
-    assert survey(_write(tmp_path / "4", "Train/a/1.png", "Train/b/1.png")) == (2, 2)
+    assert survey(_write(tmp_path / "1", "Train/1.png", "Test/1.png")) == (2, 2, 0)
+    assert survey(_write(tmp_path / "2", "Train/a/1.png", "car/1.png")) == (2, 2, 0)
+    assert survey(_write(tmp_path / "3", "train/a/1.png", "train/b/1.png", "Val/a/1.png")) == (
+        2,
+        2,
+        0,
+    )
+    assert survey(_write(tmp_path / "4", "Train/a/1.png", "Train/b/1.png")) == (2, 2, 0)
 
 
 def test_a_survey_refuses_what_cannot_be_loaded(tmp_path: Path):

@@ -1,5 +1,8 @@
 """The simulation's app: a node is whichever client it is asked to be."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -101,9 +104,25 @@ def test_a_question_with_a_configuration_loads_the_runs_images(tiny):
         content = RecordDict({CONFIG: ConfigRecord({"config": text})})
         return app(Message(content, 1, "query"), context)
 
-    client_app._loaded.cache_clear()
+    client_app._load.cache_clear()
     assert not question(config.to_json()).has_error()
-    assert client_app._loaded.cache_info().currsize == 1
+    assert client_app._load.cache_info().currsize == 1
     client_app._loaded(config.to_json())
-    assert client_app._loaded.cache_info().hits == 1
+    assert client_app._load.cache_info().hits == 1
     assert not question("no configuration").has_error()  # the round will say so
+
+
+def test_clients_in_threads_read_the_runs_images_once(tiny, monkeypatch):
+    config, read = tiny("seed=12"), []
+    load_population = client_app.load_population
+
+    def slow(config):
+        read.append(config)
+        time.sleep(0.1)
+        return load_population(config)
+
+    monkeypatch.setattr(client_app, "load_population", slow)
+    client_app._load.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(client_app._loaded, [config.to_json()] * 4)]
+    assert len(read) == 1 and all(each is found[0] for each in found)

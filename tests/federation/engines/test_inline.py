@@ -1,7 +1,9 @@
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from orchestra_flwr.federation.engines.inline import InlineEngine, InlineGrid
+from orchestra_flwr.training import client_threads
 
 
 def test_nothing_runs_before_its_reply_is_due():
@@ -19,6 +21,28 @@ def test_nothing_runs_before_its_reply_is_due():
     assert seen == []
     assert [r.content["c"]["n"] for r in replies] == [1, 2, 3]
     assert seen == ["c", "b", "a"]
+
+
+def test_threads_answer_in_order_and_take_no_more_than_they_need():
+    """Messages hold a model each: only those that are worked on are made."""
+    app, made = ClientApp(), []
+
+    @app.train()
+    def train(message, context):
+        return Message(message.content, reply_to=message)
+
+    def messages():
+        for number in range(10):
+            made.append(number)
+            yield Message(RecordDict({"c": ConfigRecord({"n": number})}), 1, "train")
+
+    with client_threads(2, torch.device("cpu")) as threads:
+        grid = InlineGrid(app, threads, 2)
+        seen = []
+        for reply in grid.send_and_receive(messages()):
+            seen.append(reply.content["c"]["n"])
+            assert len(made) <= len(seen) + 3
+    assert seen == list(range(10))
 
 
 def test_clients_side_by_side_are_as_many_workers(tiny):

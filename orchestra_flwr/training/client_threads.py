@@ -1,0 +1,32 @@
+"""Clients of one process that train at the same time: a thread each, on a GPU a stream each.
+
+A step of a small batch leaves a large GPU idle most of the time; steps of several clients fill it.
+Each client computes what it computes alone, to the same bits.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def client_threads(count: int, device: torch.device) -> Iterator[ThreadPoolExecutor]:
+    """Threads for `count` clients; at the end what was not begun is dropped, the rest waited for.
+
+    Args:
+        count: threads, at least 1.
+        device: where clients train.
+    """
+    pool = ThreadPoolExecutor(count, "client", _on_own_stream, (device,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _on_own_stream(device: torch.device) -> None:
+    """Has all that this thread computes on a GPU wait for nobody else's."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
