@@ -1,4 +1,4 @@
-"""What the headers of a SuperNode's request say about it. Nothing here is verified."""
+"""What the headers of a SuperNode's request say about it; only :func:`is_signed` verifies it."""
 
 import base64
 import binascii
@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from orchestra_flwr.deployment.keys import key_fingerprint
+from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD
 
 PUBLIC_KEY = b"flwr-public-key"
+SIGNATURE = b"flwr-signature"
 TIMESTAMP = b"flwr-timestamp"
 
 
@@ -43,3 +47,19 @@ def clock_error(headers: Mapping[bytes, bytes]) -> float:
         return (signed - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):  # no time, or one without a zone
         return 0.0
+
+
+def is_signed(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the claimed key has signed the time, lately, as a SuperLink demands.
+
+    Checked against Flower 1.41: `flwr.superlink.routers.fleet.node_auth`.
+    """
+    try:
+        key = load_pem_public_key(public_key(headers))
+        signature = base64.b64decode(headers.get(SIGNATURE, b""), validate=True)
+        if not isinstance(key, EllipticCurvePublicKey):
+            return False
+        key.verify(signature, headers.get(TIMESTAMP, b""), ECDSA(SHA256()))
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):  # binascii.Error is a ValueError
+        return False
+    return -MAX_AGE < clock_error(headers) < MAX_AHEAD

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.gate import fixed_answers as answers
 from orchestra_flwr.deployment.gate.call import Call, forwarded_headers
-from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint
+from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint, is_signed
 from orchestra_flwr.deployment.gate.delivery import Delivery
 from orchestra_flwr.deployment.gate.fleet_methods import (
     DEACTIVATE,
@@ -25,6 +24,7 @@ from orchestra_flwr.deployment.gate.fleet_methods import (
     POLLING_PATHS,
     REGISTRATION_PATHS,
 )
+from orchestra_flwr.deployment.gate.recent_answers import RecentAnswers
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
@@ -68,10 +68,7 @@ class Forwarder:
         self.reply_limit = reply_limit
         self._names = names
         self._turns = Turns()
-        # By path, key and body: when the SuperLink has answered that, and what.
-        self._last: dict[
-            tuple[str, bytes, bytes], tuple[float, tuple[UpstreamResponse, bytes]]
-        ] = {}
+        self._answers = RecentAnswers()
         self._refusals = refusals
         self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
@@ -253,16 +250,18 @@ class Forwarder:
             return None
         self._report_refusal(call, response)
         if call.path in POLLING_PATHS and _accepted(response):
-            self._last[call.path, call.key, body] = (time.monotonic(), (response, content))
+            self._answers.keep(call, body, (response, content))
         return response, content
 
     def _recent(
         self, call: Call, body: bytes, seconds: float
     ) -> tuple[UpstreamResponse, bytes] | None:
         """What a SuperLink that is busy now answered to the same request, not longer ago."""
-        when, answered = self._last.get((call.path, call.key, body), (-math.inf, None))
-        busy = self._turns.all_taken or self.waiting.are_many
-        return answered if busy and time.monotonic() - when < seconds else None
+        if not (self._turns.all_taken or self.waiting.are_many):
+            return None
+        answered = self._answers.of(call, body, seconds)
+        # What the SuperLink does not see, it does not check.
+        return answered if self._names is None or is_signed(call.headers) else None
 
     async def _forward(
         self, call: Call, body: bytes, seconds: float = 0.0
