@@ -229,7 +229,9 @@ def test_a_client_that_never_answers_is_given_up_after_the_timeout(federate, rea
         return members[0]
 
     silent = lambda app: PacedGrid(app, {**SECONDS, "a": NEVER})  # noqa: E731
-    run = federate(real(timeout=0.3), grid=silent, members=here)
+    run = federate(
+        real("federation.rounds=12", timeout=0.2), grid=silent, members=here
+    )  # in all longer
     assert "a" in members[0].lost
     assert all("a" not in dict(round_) for round_ in arrivals(run))
     assert any("no reply within" in str(record["clients"]) for record in run.records[1:])
