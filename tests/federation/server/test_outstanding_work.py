@@ -229,9 +229,8 @@ def test_a_client_that_never_answers_is_given_up_after_the_timeout(federate, rea
         return members[0]
 
     silent = lambda app: PacedGrid(app, {**SECONDS, "a": NEVER})  # noqa: E731
-    run = federate(
-        real("federation.rounds=12", timeout=0.2), grid=silent, members=here
-    )  # in all longer
+    config = real("federation.rounds=12", timeout=0.2)  # all rounds together take longer
+    run = federate(config, grid=silent, members=here)
     assert "a" in members[0].lost
     assert all("a" not in dict(round_) for round_ in arrivals(run))
     assert any("no reply within" in str(record["clients"]) for record in run.records[1:])
