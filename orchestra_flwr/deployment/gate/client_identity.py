@@ -49,6 +49,11 @@ def clock_error(headers: Mapping[bytes, bytes]) -> float:
         return 0.0
 
 
+def has_good_clock(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a SuperLink accepts what is signed at the client's time."""
+    return -MAX_AGE < clock_error(headers) < MAX_AHEAD
+
+
 def is_signed(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the claimed key has signed the time, lately, as a SuperLink demands.
 
@@ -62,4 +67,4 @@ def is_signed(headers: Mapping[bytes, bytes]) -> bool:
         key.verify(signature, headers.get(TIMESTAMP, b""), ECDSA(SHA256()))
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):  # binascii.Error is a ValueError
         return False
-    return -MAX_AGE < clock_error(headers) < MAX_AHEAD
+    return has_good_clock(headers)

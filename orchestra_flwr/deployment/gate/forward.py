@@ -14,7 +14,12 @@ from starlette.types import Receive, Scope, Send
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.gate import fixed_answers as answers
 from orchestra_flwr.deployment.gate.call import Call, forwarded_headers
-from orchestra_flwr.deployment.gate.client_identity import clock_error, fingerprint, is_signed
+from orchestra_flwr.deployment.gate.client_identity import (
+    clock_error,
+    fingerprint,
+    has_good_clock,
+    is_signed,
+)
 from orchestra_flwr.deployment.gate.delivery import Delivery
 from orchestra_flwr.deployment.gate.fleet_methods import (
     DEACTIVATE,
@@ -233,9 +238,11 @@ class Forwarder:
         Both are read at once, so that no client's line makes others wait for their turn. None
         where the SuperLink is busy or not there; the client has its answer.
         """
+        # Heartbeats that nobody signed have no turns of their own: while those wait, nobody comes.
+        own = call.path != HEARTBEAT or self._names is None or is_signed(call.headers)
         try:
             async with (
-                self._turns.turn(call.path),
+                self._turns.turn(call.path if own else ""),
                 self._upstream.request(
                     "POST", call.path, forwarded_headers(call.headers), _chunks(body)
                 ) as response,
@@ -324,7 +331,7 @@ class Forwarder:
         It gives up its connection then, and comes back by itself. What goes on for a minute is
         something else.
         """
-        if call.key in self._arrived or not _has_good_clock(call):
+        if call.key in self._arrived or not has_good_clock(call.headers):
             return False
         now = time.monotonic()
         return now - self._first_refusal.setdefault(call.key, now) < ANEW_SECONDS
@@ -364,7 +371,7 @@ class Forwarder:
         """Why SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         ahead = clock_error(call.headers)
-        if status == 401 and not _has_good_clock(call):
+        if status == 401 and not has_good_clock(call.headers):
             way, limit = ("ahead", MAX_AHEAD) if ahead > 0 else ("behind", MAX_AGE)
             return f"{who}: its clock is {abs(ahead):.0f} s {way}, at most {limit:g} are allowed"
         if status == 401:
@@ -373,10 +380,6 @@ class Forwarder:
             f"{who} is connected already: a second client with that key, or one that was killed "
             "and came back within a minute (it may try again then)"
         )
-
-
-def _has_good_clock(call: Call) -> bool:
-    return -MAX_AGE < clock_error(call.headers) < MAX_AHEAD
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:

@@ -20,6 +20,7 @@ WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
 POLLS_A_SECOND = 5  # of all clients together
 MANY = 100  # so many clients that wait keep a SuperLink busy by their questions alone
+MOST_MISSED = 8192  # nodes; one that was forgotten gets its message a minute later at most
 GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
 
 
@@ -28,7 +29,8 @@ class Waiting:
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
-        self._missed: set[int] = set()  # nodes that were sent a message while they did not wait
+        # Nodes that were sent a message while they did not wait, the latest last. Many have gone.
+        self._missed: dict[int, None] = {}
         self._left: dict[int, tuple[bytes, float]] = {}  # node -> key, and when its wait was over
         self._closed = False
 
@@ -43,7 +45,9 @@ class Waiting:
         if node in self._waiters:
             self._waiters[node].wake()
         else:
-            self._missed.add(node)
+            self._missed[node] = None
+            if len(self._missed) > MOST_MISSED:
+                del self._missed[next(iter(self._missed))]
 
     @property
     def are_many(self) -> bool:
@@ -85,7 +89,7 @@ class Waiting:
         if self._closed:
             waiter.end()
         if old is not None or node in self._missed:  # one may have come since it has asked
-            self._missed.discard(node)
+            self._missed.pop(node, None)
             waiter.wake()
         try:
             yield waiter

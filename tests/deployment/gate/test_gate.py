@@ -6,22 +6,18 @@ import http.client
 import ipaddress
 import itertools
 import json
-import logging
 import os
 import signal
 import socket
 import ssl
 import subprocess
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -42,6 +38,7 @@ from orchestra_flwr.deployment.gate import (
 from orchestra_flwr.deployment.gate.tls import server_context
 from orchestra_flwr.deployment.keys import ServerFiles
 from orchestra_flwr.flower.socket_server import socket_server_command
+from tests.deployment.gate.conftest import serving, wait
 
 # A key and what `ssh-keygen -l` says of it.
 KEY = b"""-----BEGIN PUBLIC KEY-----
@@ -57,15 +54,6 @@ OBJECT = "/v1/fleet/pull-object"
 PUSH_MESSAGES = "/v1/fleet/push-messages"
 PUSH = "/v1/fleet/push-object"
 MIB = 1024**2
-
-
-def wait(condition, seconds=5.0):
-    """Polls until there is something, which it returns."""
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-    return result
 
 
 def key_header(key):
@@ -115,24 +103,6 @@ class SuperLink:
 
     def seen(self, test):
         return [r for r in self.requests if r[2].get("flwr-test") == test]
-
-
-@contextlib.contextmanager
-def serving(application, path=None, **options):
-    """Serves at a socket; its path."""
-    path = path or Path(tempfile.mkdtemp(prefix="orch")) / "link"
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    options |= {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 1}
-    config = uvicorn.Config(application, uds=str(path), **options)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait(lambda: server.started)
-        yield path
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def pem(key):

@@ -110,6 +110,19 @@ def test_only_who_has_the_key_is_answered_in_place_of_a_busy_superlink(monkeypat
     assert superlink.asked == 3
 
 
+def test_heartbeats_that_nobody_signed_keep_nobody_from_coming(monkeypatch):
+    """A stranger who names a client's key waits in line with everything else."""
+    paths, turn = [], Turns.turn
+    monkeypatch.setattr(Turns, "turn", lambda self, path: paths.append(path) or turn(self, path))
+    names = {pem(OWNER): "ann"}
+    forwarder = Forwarder(
+        SuperLink(), reply_limit=None, names=lambda: names, refusals=Refusals(lambda line: None)
+    )
+    post(forwarder, signed(OWNER))
+    post(forwarder, signed(STRANGER))
+    assert paths == [HEARTBEAT, ""]
+
+
 def test_their_memory_has_an_end():
     answers = RecentAnswers()
     call = SimpleNamespace(path=HEARTBEAT, key=b"k")

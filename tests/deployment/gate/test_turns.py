@@ -11,21 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
-import uvicorn
 
 from orchestra_flwr.deployment.gate import Gate, admission, forward, turns
+from tests.deployment.gate.conftest import serving, wait
 
 ACTIVATE = "/v1/fleet/activate-node"
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 GET_RUN = "/v1/fleet/get-run"
 PUSH = "/v1/fleet/push-object"
-
-
-def wait(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 class SuperLink:
@@ -63,21 +56,10 @@ def lines():
 
 
 @pytest.fixture
-def gate(superlink, lines, tmp_path):
-    link = tmp_path / "link"
-    config = uvicorn.Config(superlink, uds=str(link), lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait(lambda: server.started)
-        with Gate(
-            "127.0.0.1", 0, link, tls=None, reply_limit=None, names=dict, report=lines.append
-        ) as opened:
-            yield opened
-    finally:
-        server.should_exit = True
-        thread.join()
+def gate(superlink, lines):
+    usual = {"tls": None, "reply_limit": None, "names": dict, "report": lines.append}
+    with serving(superlink) as link, Gate("127.0.0.1", 0, link, **usual) as opened:
+        yield opened
 
 
 @pytest.fixture

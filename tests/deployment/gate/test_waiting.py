@@ -8,22 +8,15 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import uvicorn
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
 from orchestra_flwr.deployment.gate import Gate, forward, waiting
 from orchestra_flwr.deployment.gate.turns import Turns
 from orchestra_flwr.flower.fleet import node_of
+from tests.deployment.gate.conftest import serving, wait
 
 PULL = "/v1/fleet/pull-messages"
-
-
-def wait(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 class SuperLink:
@@ -57,20 +50,10 @@ def superlink():
 
 
 @pytest.fixture
-def gate(superlink, caplog, tmp_path):
-    upstream = tmp_path / "link"
-    config = uvicorn.Config(superlink, uds=str(upstream), lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait(lambda: server.started)
-        usual = {"tls": None, "reply_limit": None, "names": dict, "report": print}
-        with Gate("127.0.0.1", 0, upstream, **usual) as made:
-            yield made
-    finally:
-        server.should_exit = True
-        thread.join()
+def gate(superlink, caplog):
+    usual = {"tls": None, "reply_limit": None, "names": dict, "report": print}
+    with serving(superlink) as link, Gate("127.0.0.1", 0, link, **usual) as made:
+        yield made
     assert not caplog.get_records("call"), "the gate failed"
 
 
@@ -338,3 +321,11 @@ def test_a_request_without_a_node_does_not_wait(superlink, gate):
     assert Request(gate, 0).answered() == (200, b"")
     assert time.monotonic() - started < 3 and superlink.asked == [0]
     assert node_of(b"no protobuf") is None
+
+
+def test_nodes_that_never_come_back_fill_no_memory(monkeypatch):
+    monkeypatch.setattr(waiting, "MOST_MISSED", 3)
+    gone = waiting.Waiting()
+    for node in (1, 2, 3, 4):
+        gone.wake(node)
+    assert [gone.missed(node) for node in (1, 2, 3, 4)] == [False, True, True, True]
