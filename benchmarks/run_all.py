@@ -22,6 +22,7 @@ GPU = [
     "local_step.py --device cuda",
     "augmentation.py --device cuda",
     "side_by_side.py --device cuda",
+    "replayed_steps.py --device cuda",
 ]
 CPU = [
     "local_step.py",

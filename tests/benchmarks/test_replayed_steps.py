@@ -1,0 +1,24 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_steps_of_clients_in_threads_are_timed(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "replayed_steps.py", "--model", "convnet", "--steps", "3",
+         "--clients", "1", "2"],
+        env={**os.environ, "ORCHESTRA_RESULTS": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    told = json.loads((tmp_path / "replayed_steps.json").read_text())["milliseconds"]["float32"]
+    assert set(told) == {"1", "2"} and all(each > 0 for each in told.values())
+    assert f"| 2 | {told['2']:.2f} |" in done.stdout
