@@ -14,6 +14,7 @@ from pydantic import Field
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.federation.exchanges.base import Exchange, Stage, Task
 from orchestra_flwr.federation.topologies.graphs import (
+    largest_factor,
     metropolis_weights,
     second_eigenvalue,
     uniform_weights,
@@ -47,7 +48,7 @@ class Gossip(Exchange):
     def __init__(self, settings: GossipSettings) -> None:
         super().__init__(settings)
         self._mixing: dict[str, dict[str, float]] = {}
-        self._shrinks = 0.0
+        self._metrics: dict[str, float] = {}
 
     @classmethod
     @abstractmethod
@@ -86,8 +87,11 @@ class Gossip(Exchange):
         graph = self.graph(self.settings, len(names))
         uniform = self.settings.mixing == "uniform"
         weights = uniform_weights(graph) if uniform else metropolis_weights(graph)
-        self._shrinks = second_eigenvalue(weights)
         mixed = np.linalg.matrix_power(weights, self.settings.mixes)
+        self._metrics = {
+            "second_eigenvalue": second_eigenvalue(mixed),
+            "largest_factor": largest_factor(mixed),
+        }
         self._mixing = {
             name: {other: float(w) for other, w in zip(names, row, strict=True) if w > 0}
             for name, row in zip(names, mixed, strict=True)
@@ -107,8 +111,8 @@ class Gossip(Exchange):
         return _node(client)
 
     def metrics(self) -> dict[str, Any]:
-        """By what factor, at most, a mix shrinks the distance from consensus."""
-        return {"second_eigenvalue": self._shrinks}
+        """What all mixes of a round do to the nodes' distance from their mean: at last, at most."""
+        return self._metrics
 
 
 def _node(client: str) -> str:

@@ -74,9 +74,22 @@ def uniform_weights(graph: np.ndarray) -> np.ndarray:
 
 
 def second_eigenvalue(weights: np.ndarray) -> float:
-    """The second largest size of an eigenvalue: by it the distance from consensus shrinks a mix."""
+    """The second largest size of an eigenvalue: by it a mix shrinks what nodes differ in, at last.
+
+    A single mix with weights that are not symmetric may do less: :func:`largest_factor`.
+    """
     sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
     return float(sizes[-2]) if len(sizes) > 1 else 0.0
+
+
+def largest_factor(weights: np.ndarray) -> float:
+    """By what factor, at most, a mix changes the nodes' distance from their mean.
+
+    The spectral norm of (1 - J) W (1 - J), J = 1/count everywhere. It is the second eigenvalue
+    where the weights are symmetric; otherwise it is larger and may exceed 1.
+    """
+    centring = np.eye(len(weights)) - 1 / len(weights)
+    return float(np.linalg.norm(centring @ weights @ centring, 2))
 
 
 def _both_ways(graph: np.ndarray, ones: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import pytest
 from orchestra_flwr.federation.topologies.graphs import (
     cycle_graph,
     is_connected,
+    largest_factor,
     metropolis_weights,
     random_graph,
     second_eigenvalue,
@@ -72,6 +73,30 @@ def test_uniform_weights_let_nodes_with_many_neighbours_count_more():
 )
 def test_second_eigenvalues(graph, expected):
     assert second_eigenvalue(metropolis_weights(graph)) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("mixes", [1, 4])
+@pytest.mark.parametrize(
+    "weights", [metropolis_weights(cycle_graph(9)), uniform_weights(tree_graph(9))]
+)
+def test_the_largest_factor_bounds_a_mix_and_is_reached(weights, mixes):
+    """The second eigenvalue, which is the bound with symmetric weights alone, is exceeded."""
+    mixed = np.linalg.matrix_power(weights, mixes)
+    bound = largest_factor(mixed)
+
+    def factor(models):
+        before, after = models, mixed @ models
+        return np.linalg.norm(after - after.mean(0)) / np.linalg.norm(before - before.mean(0))
+
+    drawn = np.random.default_rng(0).normal(size=(200, 9, 3))
+    assert max(map(factor, drawn)) <= bound + 1e-12
+    centring = np.eye(9) - 1 / 9
+    worst = np.linalg.svd(centring @ mixed @ centring)[2][:1].T
+    assert factor(worst) == pytest.approx(bound)
+    if (weights == weights.T).all():
+        assert second_eigenvalue(mixed) == pytest.approx(bound)
+    else:
+        assert second_eigenvalue(mixed) < bound - 1e-3
 
 
 def test_random_graphs_mix_well_on_average():
