@@ -242,7 +242,7 @@ class Forwarder:
         own = call.path != HEARTBEAT or self._names is None or is_signed(call.headers)
         try:
             async with (
-                self._turns.turn(call.path if own else ""),
+                self._turns.turn(call.path if own else "", call.key),
                 self._upstream.request(
                     "POST", call.path, forwarded_headers(call.headers), _chunks(body)
                 ) as response,

@@ -9,6 +9,7 @@ still come, nor their heartbeats for anything else.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from orchestra_flwr.deployment.gate.fleet_methods import HEARTBEAT, REGISTRATION_PATHS
 
@@ -31,6 +32,7 @@ class Turns:
         self._all = asyncio.Semaphore(UNDER_WAY)
         self._coming = asyncio.Semaphore(COMING)
         self._heartbeats = asyncio.Semaphore(HEARTBEATS)
+        self._heartbeat_of: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def all_taken(self) -> bool:
@@ -38,21 +40,25 @@ class Turns:
         return self._all.locked() or self._heartbeats.locked()
 
     @asynccontextmanager
-    async def turn(self, path: str) -> AsyncIterator[None]:
+    async def turn(self, path: str, client: bytes = b"") -> AsyncIterator[None]:
         """Waits for a turn, which the block has.
 
         Args:
             path: of the request.
+            client: its key, of whose heartbeats one at a time has a turn; empty: not known.
 
         Raises:
             BusyError: there was none in time.
         """
-        limits = [(self._all, WAIT_SECONDS)]
+        limits: list[tuple[asyncio.Semaphore | asyncio.Lock, float]] = [(self._all, WAIT_SECONDS)]
         if coming := path in REGISTRATION_PATHS:
             limits.insert(0, (self._coming, LONG_WAIT_SECONDS))
         elif path == HEARTBEAT:
             limits = [(self._heartbeats, LONG_WAIT_SECONDS)]
-        taken: list[asyncio.Semaphore] = []
+            if client:  # else one client that sends them without end would keep others from coming
+                lock = self._heartbeat_of.setdefault(client, asyncio.Lock())
+                limits.insert(0, (lock, LONG_WAIT_SECONDS))
+        taken: list[asyncio.Semaphore | asyncio.Lock] = []
         try:
             try:
                 for limit, seconds in limits:

@@ -113,7 +113,12 @@ def test_only_who_has_the_key_is_answered_in_place_of_a_busy_superlink(monkeypat
 def test_heartbeats_that_nobody_signed_keep_nobody_from_coming(monkeypatch):
     """A stranger who names a client's key waits in line with everything else."""
     paths, turn = [], Turns.turn
-    monkeypatch.setattr(Turns, "turn", lambda self, path: paths.append(path) or turn(self, path))
+
+    def noted(self, path, client):
+        paths.append(path)
+        return turn(self, path, client)
+
+    monkeypatch.setattr(Turns, "turn", noted)
     names = {pem(OWNER): "ann"}
     forwarder = Forwarder(
         SuperLink(), reply_limit=None, names=lambda: names, refusals=Refusals(lambda line: None)

@@ -1,6 +1,7 @@
 """Many clients at once: few requests reach the SuperLink, and joined clients do not wait."""
 
 import asyncio
+import base64
 import contextlib
 import http.client
 import socket
@@ -70,10 +71,10 @@ def clients(superlink):
             answer.set()
 
 
-def post(gate, path, body=b"x"):
+def post(gate, path, body=b"x", **headers):
     made = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
     with contextlib.closing(made):
-        made.request("POST", path, body)
+        made.request("POST", path, body, {n.replace("_", "-"): v for n, v in headers.items()})
         response = made.getresponse()
         return response.status, response.read()
 
@@ -116,6 +117,24 @@ def test_nobody_comes_while_heartbeats_wait(superlink, gate, clients):
     assert not superlink.asked[ACTIVATE]
     superlink.answers[HEARTBEAT].set()
     assert {each.result() for each in (coming, *beats)} == {(200, b"ok")}
+
+
+def test_a_client_that_sends_heartbeats_without_end_keeps_nobody_out(superlink, gate, clients):
+    """One of its heartbeats has a turn at a time; the others wait at the gate."""
+    superlink.answers[HEARTBEAT] = threading.Event()
+    keys = [base64.b64encode(name).decode() for name in (b"ann", b"bob")]
+    beats = [
+        clients.submit(post, gate, HEARTBEAT, b"%d" % number, flwr_public_key=keys[0])
+        for number in range(3 * turns.HEARTBEATS)
+    ]
+    wait(lambda: superlink.under_way[HEARTBEAT])
+    time.sleep(0.2)
+    assert post(gate, ACTIVATE) == (200, b"ok")
+    assert superlink.under_way[HEARTBEAT] == 1
+    beats.append(clients.submit(post, gate, HEARTBEAT, b"his", flwr_public_key=keys[1]))
+    wait(lambda: superlink.under_way[HEARTBEAT] == 2)
+    superlink.answers[HEARTBEAT].set()
+    assert {each.result() for each in beats} == {(200, b"ok")}
 
 
 def test_a_request_does_not_wait_for_clients_that_come(superlink, gate, clients):
