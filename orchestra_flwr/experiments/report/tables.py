@@ -6,6 +6,7 @@ from pathlib import Path
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
 from orchestra_flwr.experiments.results.comparison import UNITS, Result
+from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.reporting.text import duration, lookup, percent, size
@@ -85,8 +86,10 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
 def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     """One row for every run, for runs that belong to no experiment."""
     precision = any(run.measure("map") is not None for run in runs)
+    names = {run.folder: n for n, group in by_difference(runs, folder).items() for run in group}
     columns = (
         "run",
+        "what differs",
         "method",
         "images",
         "clients",
@@ -101,11 +104,13 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     rows = []
     for run in runs:
         config, summary = run.config, run.summary
-        done = run.metrics[-1]["round"] if run.metrics else 0
+        done = run.metrics[-1]["round"] if run.metrics else summary.get("rounds", 0)
+        place = run.folder.relative_to(folder).as_posix()
         sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
         rows.append(
             (
-                run.folder.relative_to(folder).as_posix(),
+                place,
+                names[run.folder].removesuffix(place).removesuffix(", ") or NOTHING,
                 config.method.name,
                 config.data.name,
                 str(config.federation.clients),
