@@ -15,12 +15,9 @@ MAX_SECONDS = 600.0  # between two lines
 
 @contextmanager
 def phase(text: str, show: Callable[[str], None], first: float | None = None) -> Iterator[None]:
-    """Shows lines about a phase, from another thread, while the block runs.
+    """Shows lines about a phase ("starting Ray"), from another thread, while the block runs.
 
-    Args:
-        text: the phase, such as "starting Ray".
-        show: shows a line.
-        first: seconds until the first line; None: two.
+    The first comes after so many seconds; None: two.
     """
     over = threading.Event()
 

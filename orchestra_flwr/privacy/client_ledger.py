@@ -16,19 +16,12 @@ class BudgetSpentError(ConfigError):
 
 @dataclass(frozen=True)
 class ClientBounds:
-    """What a client allows.
+    """What a client allows."""
 
-    Attributes:
-        delta: the probability with which its releases may cost more than epsilon.
-        k_min: images that a released row must stand for, at least.
-        epsilon: what one release may cost; None: anything.
-        total_epsilon: what all releases, of all runs and to all servers, may cost; None: anything.
-    """
-
-    delta: float
-    k_min: int = 1
-    epsilon: float | None = None
-    total_epsilon: float | None = None
+    delta: float  # the probability with which its releases may cost more than epsilon
+    k_min: int = 1  # images that a released row must stand for, at least
+    epsilon: float | None = None  # what one release may cost; None: anything
+    total_epsilon: float | None = None  # of all releases, runs and servers; None: anything
 
 
 @dataclass(frozen=True)
@@ -43,12 +36,10 @@ class RunRelease:
 class ClientLedger:
     """A client's bounds and the record of what it ever released, over all runs and servers.
 
+    The record's file is continued where it exists.
+
     A line is on the disk before the client computes the release. A round that a resumed server
     repeats counts again: the noise of a real client is fresh.
-
-    Args:
-        file: the record; it is continued where it exists.
-        bounds: what the client allows.
 
     Raises:
         ConfigError: the record cannot be read or is damaged.
@@ -71,9 +62,8 @@ class ClientLedger:
         Args:
             run: its name.
             mechanism: the noise of one release; None: there is none.
-            k_min: images that a released row stands for, at least; None: rows do not stand for
-                images.
-            label: what is released, in the plural, for messages.
+            k_min: as :attr:`Release.min_images`.
+            label: as of :class:`Release`.
 
         Raises:
             ConfigError: names the key, and what this client allows; a

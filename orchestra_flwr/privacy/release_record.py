@@ -44,10 +44,7 @@ class ReleaseRecord(Generic[Entry]):
     def __init__(self, file: Path, kind: type[Entry]) -> None:
         self._file = file
         self._end = file.with_suffix(".end")
-        self._digest, self._is_checked = (
-            "",
-            False,
-        )  # of the last line; whether it has one
+        self._digest, self._is_checked = "", False  # of the last line; whether it has one
         self._digests: list[str] = []
         self._entries = list(self._read(TypeAdapter(kind)))
         self._check_end()

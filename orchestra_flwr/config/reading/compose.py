@@ -52,11 +52,8 @@ def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Con
 def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = False) -> C:
     """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
 
-    Args:
-        section: the kind of configuration.
-        overrides: as on a command line.
-        all_read: whether overrides that the run does not read are refused; a sweep shares its
-            overrides between runs that read different ones.
+    With `all_read` overrides that the run does not read are refused; a sweep shares its overrides
+    between runs that read different ones.
 
     With ``resume=<run folder>`` the configuration is that of the run; overrides may repeat it or
     change where it runs (`RESUME_MAY_CHANGE`).
@@ -134,12 +131,7 @@ def _chooses_files(line: Override, folders: Sequence[Path]) -> bool:
 
 
 def _set(composed: DictConfig, line: Override) -> None:
-    """Sets or deletes a value.
-
-    Raises:
-        OmegaConfBaseException: there is no such key, and the override does not add one.
-        ValueError: there is nothing to delete.
-    """
+    """Sets or deletes a value, with an error where there is no such key."""
     key, value = line.key_or_group, line.value()
     if not line.is_delete():
         OmegaConf.update(composed, key, value, force_add=line.is_add() or line.is_force_add())
