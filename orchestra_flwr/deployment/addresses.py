@@ -7,10 +7,7 @@ from pathlib import Path
 def uses_tls(host: str, insecure: bool, file: Path) -> bool:
     """Whether a connection to `host` uses TLS.
 
-    Args:
-        host: the server's host name or address.
-        insecure: the user has allowed plain text.
-        file: a file that only exists where keys were made; it decides on this machine itself.
+    On this machine itself it does where keys were made: where there is `file`.
     """
     return not insecure and (not is_loopback(host) or file.is_file())
 

@@ -36,13 +36,9 @@ MAX_REASON = 500  # characters
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """One run of a queue.
+    """One run of a queue."""
 
-    Attributes:
-        path: its folder, named by its number.
-    """
-
-    path: Path
+    path: Path  # its folder, named by its number
 
     @property
     def name(self) -> str:
@@ -71,11 +67,7 @@ class QueuedRun:
         return (self.folder / "config.yaml").is_file()
 
     def end(self, state: str) -> bool:
-        """Writes down how it ended, unless that is known; whether it was this that ended it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Writes down how it ended, unless that is known; whether it was this that ended it."""
         path = self.path / ENDED
         try:
             with path.open("x") as file:
@@ -111,10 +103,7 @@ class QueuedRun:
 
 
 class RunQueue:
-    """A folder of runs.
-
-    Args:
-        folder: is made by the server.
+    """A folder of runs, which the server makes.
 
     Raises:
         ConfigError: it is no folder, belongs to another user, or others may write to it.
@@ -125,12 +114,7 @@ class RunQueue:
         self._check()
 
     def make(self) -> None:
-        """Makes the folder, unless it is there.
-
-        Raises:
-            ConfigError: as above.
-            OSError: it cannot be made.
-        """
+        """Makes the folder, unless it is there."""
         make_private_folder(self.folder)
         self._check()  # it may have been made by somebody else a moment ago
 
@@ -173,11 +157,7 @@ class RunQueue:
         return next((run for run in self.runs() if run.state in (WAITING, BEGUN)), None)
 
     def put(self, config: ServerConfig) -> QueuedRun:
-        """Adds a run, whole or not at all.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Adds a run, whole or not at all."""
         text = config_to_yaml(_found_from_anywhere(config)).encode()
         taken = [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
         for number in itertools.count(max(taken, default=0) + 1):
@@ -200,7 +180,6 @@ class RunQueue:
 
         Raises:
             ConfigError: there is no such run, or it has ended.
-            OSError: it cannot be written.
         """
         runs = {run.name: run for run in self.runs()}
         if name not in runs:

@@ -56,7 +56,6 @@ class ClientWorker:
         config: the client's configuration.
         name: the client's name.
         folder: for the record of releases, and for the state of this client in runs.
-        report: takes a line about what happens.
         signatures: of secure aggregation; None: this client has no keys.
 
     Raises:
@@ -230,11 +229,7 @@ class ClientWorker:
         return client, self._releases.record(received, task)
 
     def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
-        """Compares what this client remembers of the run with what its server used of it.
-
-        Raises:
-            RefusalError: as :meth:`ReleaseHistory.missing`.
-        """
+        """Compares what this client remembers of the run with what its server used of it."""
         if TRAINED in task and client.state_folder is not None and client.state_folder.is_empty:
             latest = int(task[TRAINED])  # type: ignore[arg-type]
             self._report(

@@ -16,11 +16,7 @@ from orchestra_flwr.training import build_learner, usable_cpus
 
 
 def check_version(server: str) -> None:
-    """Refuses a server of another version.
-
-    Raises:
-        RefusalError: says what to install.
-    """
+    """Refuses a server of another version."""
     if server != __version__:
         raise RefusalError(
             f"the server runs orchestra_flwr {server}, this client {__version__}: "
@@ -30,11 +26,7 @@ def check_version(server: str) -> None:
 
 
 class ReceivedSettings:
-    """Reads the configurations that servers send to one client.
-
-    Args:
-        config: the client's own.
-    """
+    """Reads the configurations that servers send to one client, whose own is `config`."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config

@@ -15,11 +15,7 @@ from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 
 
 class ReleaseHistory:
-    """The record of a client's private releases, and the bounds that the client sets them.
-
-    Args:
-        config: the client's configuration.
-        folder: where the record is, or begins: releases.jsonl.
+    """The record of a client's private releases, releases.jsonl, and the client's bounds on them.
 
     Raises:
         ConfigError: the record cannot be read.
@@ -34,11 +30,7 @@ class ReleaseHistory:
         )
 
     def check(self, received: Config, images: int) -> None:
-        """Refuses a run whose releases exceed what this client allows.
-
-        Args:
-            received: the server's configuration.
-            images: how many this client has.
+        """Refuses a run whose releases exceed what this client, with so many images, allows.
 
         Raises:
             RefusalError: names the key, and what this client allows.

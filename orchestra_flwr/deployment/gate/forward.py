@@ -56,9 +56,6 @@ class Forwarder:
         reply_limit: as of the gate.
         names: as of the gate; None: anyone may come.
         refusals: for reports of what it turned away.
-
-    Attributes:
-        waiting: the clients that wait for a message.
     """
 
     def __init__(
@@ -78,7 +75,7 @@ class Forwarder:
         self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
         self._first_refusal: dict[bytes, float] = {}  # of those that it has not
-        self.waiting = Waiting()
+        self.waiting = Waiting()  # the clients that wait for a message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -171,10 +168,7 @@ class Forwarder:
 
         The SuperLink gives a message once. If the network fails while it is on its way, the client
         asks again, and without it the round would wait until its timeout. A client that is sent a
-        message has a budget for one reply; nothing else renews it.
-
-        Returns:
-            None where the SuperLink is not there; the client has its answer.
+        message has a budget for one reply; nothing else renews it. None as of :meth:`_ask`.
         """
         answered = await self._ask(call, body)
         if answered is None:

@@ -133,11 +133,7 @@ class Gate:
         return [] if self._waiting is None else self._waiting.keys()
 
     def wake(self, node: int) -> None:
-        """Lets a client know at once that there is a message for it.
-
-        Args:
-            node: the number that the SuperLink gave the client.
-        """
+        """Lets a client, by its number at the SuperLink, know that there is a message for it."""
         if self._waiting is not None:
             self._in_loop(partial(self._waiting.wake, node))
 

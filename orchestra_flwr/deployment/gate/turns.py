@@ -39,14 +39,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, path: str) -> AsyncIterator[None]:
-        """Waits for a turn, which the block has.
-
-        Args:
-            path: of the request.
-
-        Raises:
-            BusyError: there was none in time.
-        """
+        """Waits for the turn of a request, which the block has, or raises a BusyError."""
         limits = [(self._all, WAIT_SECONDS)]
         if coming := path in REGISTRATION_PATHS:
             limits.insert(0, (self._coming, LONG_WAIT_SECONDS))

@@ -81,7 +81,6 @@ def revoke(folder: Path, name: str) -> None:
 
     Raises:
         ConfigError: no name of a client, or none that is registered.
-        OSError: it cannot be removed.
     """
     try:
         _path(folder, name).unlink()

@@ -23,12 +23,9 @@ class FlowerError(RuntimeError):
 
 
 class Flower:
-    """The `flwr` command for one SuperLink, with a home of its own.
+    """The `flwr` command for the SuperLink at a socket, with a home of its own in `scratch`.
 
-    Args:
-        scratch: a folder for Flower's files.
-        socket: where the SuperLink listens.
-        ca: the certificate that signed the SuperLink's; None: plain text.
+    `ca` is the certificate that signed the SuperLink's; None: plain text.
     """
 
     def __init__(self, scratch: Path, socket: Path, ca: Path | None) -> None:
@@ -42,10 +39,7 @@ class Flower:
         write_atomically(home / "config.toml", text.encode())
 
     def start_run(self) -> int:
-        """Submits the deployment's app.
-
-        Returns:
-            The number of the run.
+        """Submits the deployment's app; the number of the run.
 
         Raises:
             FlowerError: the SuperLink did not take it.

@@ -20,11 +20,7 @@ class UnreachableError(ConnectionError):
 
 
 def check_server(server: str, ca: Path | None) -> float:
-    """Asks the server's gate for its health, as the client's Flower process is going to reach it.
-
-    Args:
-        server: HOST:PORT.
-        ca: the certificate that signed the server's; None for plain text.
+    """Asks the gate at HOST:PORT for its health, as the client's Flower process is to reach it.
 
     Returns:
         The seconds by which this machine's clock is ahead of the server's.

@@ -47,7 +47,7 @@ def serve(
     station: Station | None = None,
     cancelled: Callable[[], str] = lambda: "",
 ) -> dict[str, Any]:
-    """Runs or resumes a federation with the clients that connect.
+    """Runs or resumes a federation with the clients that connect; its summary.
 
     Args:
         config: the server's configuration.
@@ -55,9 +55,6 @@ def serve(
         progress: what a person sees.
         station: an open server; None: one is opened for this run alone.
         cancelled: why the run is to end, "" if it is not; asked every second.
-
-    Returns:
-        The summary, as it stands in `summary.json`.
 
     Raises:
         ConfigError: keys that are missing or wrong, or an address that cannot be used.
@@ -103,12 +100,7 @@ def serve(
 
 
 def check(config: ServerConfig) -> None:
-    """Checks what could prevent the run from starting, before anything is written.
-
-    Raises:
-        ConfigError: wrong options of the method, keys, address or the server's own images, a
-            package that is not installed, or a temporary folder that cannot be used.
-    """
+    """Both checks: before anything is written."""
     check_server(config)
     check_run(config)
 

@@ -23,27 +23,16 @@ LINK = "link"  # the SuperLink's socket, in the temporary folder
 
 @dataclass
 class Station:
-    """An open server.
+    """An open server."""
 
-    Attributes:
-        scratch: its temporary folder.
-        keys: None: plain text.
-        link: the SuperLink.
-        flower: its command line.
-        gate: its open port.
-        names: those of the registered clients, by their public keys.
-        status: what is shown where the server can be watched; each run shows its own.
-        report: takes a line about clients and the SuperLink; each run sets its own.
-    """
-
-    scratch: Path
-    keys: ServerFiles | None
-    link: Child
-    flower: Flower
-    gate: Gate
-    names: Callable[[], Mapping[bytes, str | None]]
-    status: ShownStatus
-    report: Callable[[str], None]
+    scratch: Path  # its temporary folder
+    keys: ServerFiles | None  # None: plain text
+    link: Child  # the SuperLink
+    flower: Flower  # its command line
+    gate: Gate  # its open port
+    names: Callable[[], Mapping[bytes, str | None]]  # of registered clients, by their public keys
+    status: ShownStatus  # what is shown where the server can be watched; each run shows its own
+    report: Callable[[str], None]  # of clients and the SuperLink; each run sets its own
 
     @property
     def connected(self) -> list[str | None]:
@@ -61,10 +50,7 @@ class Station:
 def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) -> Iterator[Station]:
     """A server that clients can connect to, until the block ends.
 
-    Args:
-        config: its address and its keys.
-        folder: of the run or the queue, for the SuperLink's log.
-        report: of the station, at first.
+    The SuperLink's log is in `folder`, that of the run or the queue.
 
     Raises:
         ConfigError: keys that are missing or wrong, or an address that cannot be used.

@@ -40,10 +40,6 @@ class Health:
     """What a health check looks at: a file `alive`, and a file `problem` that says what is wrong.
 
     A client that is connected but refuses the run, or fails in it, is not well.
-
-    Args:
-        folder: for the two files.
-        problem: gives a line about what keeps the client from taking part; None: nothing does.
     """
 
     def __init__(self, folder: Path, problem: Callable[[], str | None]) -> None:
@@ -77,8 +73,6 @@ class Supernode:
         keys: the client's keys; None: plain text.
         scratch: a folder that its owner alone may enter, for Flower's files and for the socket.
         folder: for the SuperNode's log.
-        health: is shown every few seconds while the client is connected.
-        report: takes a line about what happens.
     """
 
     def __init__(

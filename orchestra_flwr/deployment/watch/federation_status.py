@@ -26,11 +26,7 @@ class FederationStatus(Progress):
     What is being done comes from these events, what was done from `metrics.jsonl`. Those who look
     read plain attributes: they hold no lock that the run would wait for.
 
-    Args:
-        config: the server's configuration.
-        folder: the run's folder.
-        registry: gives the names of the registered clients, None among them where one is not ready.
-        certificates: those in use.
+    `registry` gives the names of the registered clients, None among them where one is not ready.
     """
 
     def __init__(

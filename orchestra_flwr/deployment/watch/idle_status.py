@@ -19,12 +19,8 @@ class IdleStatus(FederationStatus):
 
     It has all keys of a run's status, so that whoever reads that one finds no gap.
 
-    Args:
-        config: the server's.
-        folder: of the queue, or of a run that is going to begin.
-        registry: as of a run's.
-        certificates: as of a run's.
-        connected: gives the name of each connected client, None for one without a name.
+    `connected` gives the name of each connected client, None for one without a name. The folder is
+    that of the queue, or of a run that is going to begin.
 
     Attributes:
         starting: whether a run is about to begin.
@@ -72,11 +68,7 @@ class IdleStatus(FederationStatus):
 
 
 class ShownStatus:
-    """What is shown at a server's one address: the run's status, and without a run another.
-
-    Attributes:
-        idle: that other one.
-    """
+    """What is shown at a server's one address: the run's status, and without a run `idle`."""
 
     def __init__(self, idle: IdleStatus) -> None:
         self.idle = idle

@@ -29,11 +29,6 @@ class Status(Protocol):
 def watched(config: WatchConfig, status: Status, report: Callable[[str], None]) -> Iterator[None]:
     """Shows a status at the configured address, if there is one, until the block ends.
 
-    Args:
-        config: the address.
-        status: what is shown.
-        report: takes a line that names the address.
-
     Raises:
         ConfigError: the address cannot be listened on.
     """
