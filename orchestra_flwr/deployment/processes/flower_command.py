@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestra_flwr.deployment.processes.child import child_environment, python_command
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.flower.deployed_app import PROJECT
 from orchestra_flwr.flower.socket_client import HOST
@@ -18,7 +19,7 @@ END = "\x00"  # which flwr_commands writes after the output of each
 PROGRAM = "orchestra_flwr.flower.flwr_commands:main"  # not imported: that takes seconds
 
 
-class FlowerError(RuntimeError):
+class FlowerError(FederationError):
     """A command of Flower failed; the text is Flower's."""
 
 

@@ -16,9 +16,9 @@ from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate, listen
-from orchestra_flwr.deployment.keys import server_files
+from orchestra_flwr.deployment.keys.server_keys import server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
-from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
+from orchestra_flwr.deployment.processes.flower_command import FlowerError
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
 from orchestra_flwr.deployment.processes.station import LINK, Station, opened
 from orchestra_flwr.deployment.processes.superlink import check_alive
@@ -77,20 +77,13 @@ def serve(
         dated, names = station.keys.dated if station.keys else (), station.names
         status = FederationStatus(config, folder, lambda: names().values(), dated)
         stack.enter_context(station.status.showing(status))
-        run = _start(station.flower)
+        run = station.flower.start_run()
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send({**_described(config, folder, station), "run": run, "queued": queued})
         try:
-            return _follow(
-                channel,
-                station.link,
-                app,
-                station.gate,
-                progress=(progress, status),
-                audit=audit,
-                cancelled=cancelled,
-            )
+            shown = (progress, status)
+            return _follow(channel, app, station, shown, audit=audit, cancelled=cancelled)
         except (RunCancelledError, FederationError):
             app.stop()
             if queued:  # clients then do not train for it any more
@@ -158,14 +151,6 @@ def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dic
     }
 
 
-def _start(flower: Flower) -> int:
-    """Submits the run; its number."""
-    try:
-        return flower.start_run()
-    except FlowerError as error:
-        raise FederationError(str(error)) from None
-
-
 def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Child, Channel]:
     """Starts the federation's process, which ends with the stack; also its channel."""
     ours, theirs = Pipe()
@@ -184,13 +169,12 @@ def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Chil
 
 def _follow(
     channel: Channel,
-    link: Child,
     app: Child,
-    gate: Gate,
-    *,
+    station: Station,
     progress: tuple[Progress, FederationStatus],
+    *,
     audit: AuditLog,
-    cancelled: Callable[[], str] = lambda: "",
+    cancelled: Callable[[], str],
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
@@ -199,7 +183,7 @@ def _follow(
             ready = channel.ready(POLL_SECONDS)
             if not ready or time.monotonic() - looked >= POLL_SECONDS:
                 looked = time.monotonic()  # also where one event follows the other for hours
-                check_alive(link)
+                check_alive(station.link)
                 if why := cancelled():
                     raise RunCancelledError(why)
             if not ready:
@@ -210,9 +194,9 @@ def _follow(
                 return summary
             if event["event"] == "failed":
                 raise FederationError(event["error"], event["resume_round"])
-            _pass_on(event, gate, progress, audit)
+            _pass_on(event, station.gate, progress, audit)
     except ChannelClosedError:
-        check_alive(link)
+        check_alive(station.link)
         raise FederationError(f"the server's app has ended (see {app.log})") from None
 
 
