@@ -136,6 +136,13 @@ def at_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises an error there)
 
 
+def beside_package(name: str) -> Path:
+    """A folder of files that are no code: inside an installed package, in a checkout beside it."""
+    package = Path(__file__).resolve().parent
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
+
+
 def make_private_folder(folder: Path) -> None:
     """Makes a folder that its owner alone may enter, unless it exists; parents are not private.
 
