@@ -35,7 +35,7 @@ from orchestra_flwr.deployment.gate.upstream import (
     Upstream,
     UpstreamResponse,
 )
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 from orchestra_flwr.deployment.processes.child import accepts
 
 CLIENTS = ("as it is", "one AsyncClient")

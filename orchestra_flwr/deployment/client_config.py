@@ -21,7 +21,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import uses_tls
-from orchestra_flwr.deployment.keys import NAME_PATTERN
+from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
 from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.extras import require

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePub
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from orchestra_flwr.deployment.keys import key_fingerprint
+from orchestra_flwr.deployment.keys.client_keys import key_fingerprint
 from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD
 
 PUBLIC_KEY = b"flwr-public-key"

@@ -3,7 +3,7 @@
 import ssl
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 
 # As Flower's own limit: a SuperNode gives up after 30 s without a byte.
 HANDSHAKE_SECONDS = 30.0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import registered
+from orchestra_flwr.deployment.keys.client_registry import registered
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 
 POLL_SECONDS = 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_flwr.deployment.gate import Gate
-from orchestra_flwr.deployment.keys import ServerFiles, server_files
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.flower_command import Flower

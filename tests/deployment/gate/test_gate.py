@@ -36,7 +36,7 @@ from orchestra_flwr.deployment.gate import (
     listening,
 )
 from orchestra_flwr.deployment.gate.tls import server_context
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 from orchestra_flwr.flower.socket_server import socket_server_command
 from tests.deployment.gate.conftest import serving, wait
 

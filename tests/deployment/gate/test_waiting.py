@@ -59,7 +59,7 @@ def gate(superlink, caplog):
 
 def waits(gate, *nodes):
     """Returns when requests of these nodes wait, and of no other."""
-    wait(lambda: gate._waiting._waiters.keys() == set(nodes))
+    wait(lambda: gate._forwarder.waiting._waiters.keys() == set(nodes))
 
 
 class Request:
