@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from pydantic import Field
+
+from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
 from orchestra_flwr.privacy.release_record import ReleaseRecord, RoundNumber
 
@@ -14,14 +16,13 @@ class BudgetSpentError(ConfigError):
     """A run that asks for more than is left of `privacy.total_epsilon`."""
 
 
-@dataclass(frozen=True)
-class ClientBounds:
-    """What a client allows."""
+class ClientBounds(Section):
+    """What a client allows, whatever its server asks for."""
 
-    delta: float  # the probability with which its releases may cost more than epsilon
-    k_min: int = 1  # images that a released row must stand for, at least
-    epsilon: float | None = None  # what one release may cost; None: anything
-    total_epsilon: float | None = None  # of all releases, runs and servers; None: anything
+    k_min: int = Field(ge=1)  # images that a released row stands for, at least
+    epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
+    total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
+    delta: float = Field(ge=1e-12, lt=1)
 
 
 @dataclass(frozen=True)

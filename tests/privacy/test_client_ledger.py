@@ -20,7 +20,8 @@ def file(tmp_path):
 
 @pytest.fixture
 def open_ledger(file):
-    return lambda delta=DELTA, **bounds: ClientLedger(file, ClientBounds(delta, **bounds))
+    usual = {"k_min": 1, "epsilon": None, "total_epsilon": None, "delta": DELTA}
+    return lambda **bounds: ClientLedger(file, ClientBounds(**(usual | bounds)))
 
 
 def check(ledger, mechanism=WEAK, run="monday", k_min=2, label="centroids"):

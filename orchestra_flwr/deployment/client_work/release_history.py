@@ -11,7 +11,7 @@ from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import release_of
-from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
+from orchestra_flwr.privacy.client_ledger import ClientLedger
 
 
 class ReleaseHistory:
@@ -22,12 +22,8 @@ class ReleaseHistory:
     """
 
     def __init__(self, config: ClientConfig, folder: Path) -> None:
-        bounds = config.privacy
         self._file = folder / "releases.jsonl"
-        self._ledger = ClientLedger(
-            self._file,
-            ClientBounds(bounds.delta, bounds.k_min, bounds.epsilon, bounds.total_epsilon),
-        )
+        self._ledger = ClientLedger(self._file, config.privacy)
 
     def check(self, received: Config, images: int) -> None:
         """Refuses a run whose releases exceed what this client, with so many images, allows.

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.watch.figures import exposed
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.reporting.run_folder import finite
 
 PAGE = Path(__file__).with_name("page.html")

@@ -6,13 +6,13 @@ import pytest
 
 from orchestra_flwr.cli import top_main
 from orchestra_flwr.config import load
+from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import top
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.idle_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.reporting import RunFolder
 
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.watch.client_status import DOING, ClientStatus
 from orchestra_flwr.deployment.watch.figures import figures
 from orchestra_flwr.deployment.watch.watched import PAGE, watched
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.federation.messages.failures import Failure
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
