@@ -228,10 +228,6 @@ def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
         data = image.fp.read()
         image.fp.seek(position)
         return decode_image(data, size, channels)
-    return _square(image, size, channels)
-
-
-def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
     return _resized(_eight_bits(image, channels), _turn(image), size, channels)
 
 

@@ -52,6 +52,7 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
 
 
+@cache
 def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechanism:
     """The least noise that makes one clustering (epsilon, delta)-differentially private.
 
@@ -66,11 +67,7 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
         ValueError: a value is out of its range, or so small that no noise suffices.
         ConfigError: the extra `privacy` is not installed.
     """
-    return _calibrate(float(epsilon), float(delta), depth)
-
-
-@cache
-def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
+    epsilon, delta = float(epsilon), float(delta)
     require(f"privacy.epsilon={epsilon:g}", "privacy", "dp_accounting")
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant

@@ -120,7 +120,8 @@ class ClientWorker:
             self.problem = None
             self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
-                f"{config.method.name}, {config.model.name}, {_rounds(config)}"
+                f"{config.method.name}, {config.model.name}, "
+                f"{counted(config.federation.rounds, 'round')}"
             )
             if secure:
                 self._report(self._sums.promise)
@@ -288,10 +289,6 @@ class ClientWorker:
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
-
-
-def _rounds(config: Config) -> str:
-    return counted(config.federation.rounds, "round")
 
 
 def _describe(error: Exception) -> str:

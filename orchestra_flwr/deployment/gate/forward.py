@@ -20,7 +20,6 @@ from orchestra_flwr.deployment.gate.client_identity import (
     has_good_clock,
     is_signed,
 )
-from orchestra_flwr.deployment.gate.delivery import Delivery
 from orchestra_flwr.deployment.gate.fleet_methods import (
     DEACTIVATE,
     HEARTBEAT,
@@ -29,7 +28,7 @@ from orchestra_flwr.deployment.gate.fleet_methods import (
     POLLING_PATHS,
     REGISTRATION_PATHS,
 )
-from orchestra_flwr.deployment.gate.recent_answers import RecentAnswers
+from orchestra_flwr.deployment.gate.recent_answers import Delivery, RecentAnswers
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse

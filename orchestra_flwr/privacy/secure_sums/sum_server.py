@@ -259,7 +259,7 @@ class SumServer:
 
     def _masks_for(self, gone: str) -> Iterator[tuple[bytes, int]]:
         """What takes out of the sum what its neighbours added for a client that is gone."""
-        neighbours = [each for each in self._views if self._are_neighbours(gone, each)]
+        neighbours = [n for n in self._views if n in self._boxes[gone] or gone in self._boxes[n]]
         if not neighbours:
             return
         promised = self._roster[gone].mask_key
@@ -270,9 +270,6 @@ class SumServer:
         for name in neighbours:
             purpose = self.occasion.masking(self._roster_digest, gone, name, self.basis)
             yield agreed(self._roster[name].mask_key, purpose), -1 if name < gone else 1
-
-    def _are_neighbours(self, one: str, other: str) -> bool:
-        return other in self._boxes[one] or one in self._boxes[other]
 
     def _reconstructed(self, kind: str, owner: str, is_right: Callable[[bytes], bool]) -> bytes:
         """A client's secret; one wrong share among more than are needed does no harm."""
