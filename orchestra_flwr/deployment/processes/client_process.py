@@ -73,7 +73,7 @@ def run_client(config: ClientConfig) -> None:
             problem=lambda: worker.problem,
             certificates=keys.dated if keys else (),
         )
-        stack.enter_context(watched(config.watch, status, report))
+        stack.enter_context(watched(config.watch, status.to_dict, report))
         supernode.start()
         try:
             while True:

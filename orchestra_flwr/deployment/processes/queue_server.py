@@ -72,13 +72,13 @@ class _QueueServer:
             check_alive(self._station.link)
             self._log.update()
             if (run := self._queue.next()) is not None:
-                self._station.status.idle.starting = True
+                self._station.idle.starting = True
                 self._run(run)
                 idle = False
                 continue
             if not idle:
                 idle = True
-                self._station.status.idle.waits()
+                self._station.idle.waits()
                 folder = self._queue.folder
                 line = f"no run waits in {folder}: orchestra-submit queue={folder} ..."
                 self._say(line, "idle")

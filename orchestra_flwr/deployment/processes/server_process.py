@@ -76,7 +76,7 @@ def serve(
         station.gate.limit_replies(reply_limit(config, schemas))
         dated, names = station.keys.dated if station.keys else (), station.names
         status = FederationStatus(config, folder, lambda: names().values(), dated)
-        stack.enter_context(station.status.showing(status))
+        stack.enter_context(station.showing(status))
         run = station.flower.start_run()
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
@@ -14,7 +15,8 @@ from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus, ShownStatus
+from orchestra_flwr.deployment.watch.federation_status import FederationStatus
+from orchestra_flwr.deployment.watch.idle_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.reporting import RunFolder
 
@@ -31,7 +33,8 @@ class Station:
     flower: Flower  # its command line
     gate: Gate  # its open port
     names: Callable[[], Mapping[bytes, str | None]]  # of registered clients, by their public keys
-    status: ShownStatus  # what is shown where the server can be watched; each run shows its own
+    idle: IdleStatus  # what is shown where the server can be watched, between runs
+    status: FederationStatus
     report: Callable[[str], None]  # of clients and the SuperLink; each run sets its own
 
     @property
@@ -39,6 +42,19 @@ class Station:
         """The name of each client that waits for a message; None: it has none."""
         names = self.names()
         return [names.get(key) for key in self.gate.connected()]
+
+    def shown(self) -> dict[str, Any]:
+        """The status that is shown now, of a run or without one."""
+        return self.status.to_dict()
+
+    @contextmanager
+    def showing(self, status: FederationStatus) -> Iterator[None]:
+        """Shows a run's status until the block ends."""
+        self.status = status
+        try:
+            yield
+        finally:
+            self.status = self.idle
 
     @property
     def socket(self) -> Path:
@@ -87,11 +103,10 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
             dated,
             connected=lambda: station.connected,
         )
-        shown = ShownStatus(idle)
-        station = Station(scratch, keys, link, flower, gate, roster.names, shown, report)
+        station = Station(scratch, keys, link, flower, gate, roster.names, idle, idle, report)
         wait_until_up(socket, link)
         stack.enter_context(warning_daily(dated, say))
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
-        stack.enter_context(watched(config.watch, shown, say))
+        stack.enter_context(watched(config.watch, station.shown, say))
         yield station

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
-from orchestra_flwr.deployment.watch.watched import Status
 from orchestra_flwr.reporting import RunFolder
 
 
@@ -65,24 +63,3 @@ class IdleStatus(FederationStatus):
             "clients": {**shown["clients"], "here": len(connected)},
             "names": names,
         }
-
-
-class ShownStatus:
-    """What is shown at a server's one address: the run's status, and without a run `idle`."""
-
-    def __init__(self, idle: IdleStatus) -> None:
-        self.idle = idle
-        self._shown: Status = idle
-
-    def to_dict(self) -> dict[str, Any]:
-        """As :meth:`Status.to_dict`."""
-        return self._shown.to_dict()
-
-    @contextmanager
-    def showing(self, status: Status) -> Iterator[None]:
-        """Shows a run's status until the block ends."""
-        self._shown = status
-        try:
-            yield
-        finally:
-            self._shown = self.idle

@@ -103,7 +103,7 @@ def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypa
         names=dict,
         keys=None,
         gate=SimpleNamespace(limit_replies=lambda _: None),
-        status=SimpleNamespace(showing=lambda _: contextlib.nullcontext()),
+        showing=lambda _: contextlib.nullcontext(),
         flower=SimpleNamespace(start_run=lambda: 7, stop_run=stopped.append),
         **dict.fromkeys(["scratch", "link", "socket"]),
     )

@@ -97,7 +97,7 @@ def test_a_servers_nonsense_ends_no_client(client, by_name):
 @pytest.fixture
 def address(everything):
     lines = []
-    with watched(WatchConfig(port=0), everything.status, lines.append):
+    with watched(WatchConfig(port=0), everything.status.to_dict, lines.append):
         (address,) = re.findall("http://127.0.0.1:[0-9]+/", lines[0])
         yield address
 
@@ -108,7 +108,7 @@ def get(address):
 
 def test_nothing_listens_unless_it_is_asked_for(everything):
     lines = []
-    with watched(WatchConfig(), everything.status, lines.append):
+    with watched(WatchConfig(), everything.status.to_dict, lines.append):
         assert lines == []
 
 
