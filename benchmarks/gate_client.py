@@ -89,7 +89,6 @@ def gate(folder: Path, client: str) -> None:
         int(os.environ["PORT"]),
         folder / "link",
         tls=tls,
-        reply_limit=None,
         names=lambda: {b"": "bench"},
         report=print,
     ):

@@ -52,7 +52,6 @@ class Forwarder:
 
     Args:
         upstream: the SuperLink.
-        reply_limit: as of the gate.
         names: as of the gate; None: anyone may come.
         refusals: for reports of what it turned away.
     """
@@ -60,13 +59,11 @@ class Forwarder:
     def __init__(
         self,
         upstream: Upstream,
-        *,
-        reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]] | None,
         refusals: Refusals,
     ) -> None:
         self._upstream = upstream
-        self.reply_limit = reply_limit
+        self.reply_limit: int | None = None  # bytes that a client may push for one message
         self._names = names
         self._turns = Turns()
         self._answers = RecentAnswers()

@@ -40,8 +40,6 @@ class Gate:
         port: the port to listen on; 0 takes a free one.
         upstream: the SuperLink's socket.
         tls: for both sides; None: plain HTTP on both.
-        reply_limit: the bytes that a client may push for one message that it received; None:
-            no limit.
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
             it); None for one that the SuperLink does not have yet, and that may try again in a
             while. With TLS no other key is served. Called for every request: it has to be quick.
@@ -58,7 +56,6 @@ class Gate:
         upstream: Path,
         *,
         tls: ServerFiles | None,
-        reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]],
         report: Callable[[str], None],
     ) -> None:
@@ -67,12 +64,7 @@ class Gate:
         self._tls = server_context(tls)
         self._refusals = Refusals(report)
         self._upstream = Upstream(upstream, client_context(tls))
-        self._forwarder = Forwarder(
-            self._upstream,
-            reply_limit=reply_limit,
-            names=names if tls else None,
-            refusals=self._refusals,
-        )
+        self._forwarder = Forwarder(self._upstream, names if tls else None, self._refusals)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._close: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None

@@ -91,7 +91,6 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
             config.port,
             socket,
             tls=keys,
-            reply_limit=None,  # each run sets its own
             names=roster.names,
             report=say,
         )
