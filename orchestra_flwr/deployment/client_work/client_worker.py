@@ -195,12 +195,7 @@ class ClientWorker:
         return f"{head} not sent: share.personal_accuracy=false"
 
     def _client(self, received: Config, run: str) -> OrchestraClient:
-        """The client of this configuration and run, the latest one where they are the same.
-
-        Raises:
-            RefusalError: images, labels or what this client allows do not fit the configuration,
-                or it exposes single images.
-        """
+        """The client of this configuration and run, the latest one where they are the same."""
         if self._latest is None or self._latest[0] != (received, run):
             config = self._settings.for_this_machine(received)
             images = self._load(config)
@@ -241,12 +236,7 @@ class ClientWorker:
             self._report(line)
 
     def _accept(self, task: ConfigRecord) -> Config:
-        """The configuration of a run in which this client can take part, on this machine.
-
-        Raises:
-            RefusalError: it cannot; one line says what to change, and where.
-            ConfigError: the same, of a key in the server's configuration.
-        """
+        """The configuration of a run in which this client can take part, on this machine."""
         check_version(str(task["version"]))
         received = self._settings.received(task)
         config = self._settings.for_this_machine(received)
@@ -266,11 +256,7 @@ class ClientWorker:
         return config
 
     def _load(self, config: Config) -> ImageSet:
-        """This client's images on its device, of the size that the server trains on.
-
-        Raises:
-            RefusalError: the images are missing or cannot be used.
-        """
+        """This client's images on its device, of the size that the server trains on."""
         if self._images is None or self._image_size != config.data.image_size:
             local = self._config.data
             data = {

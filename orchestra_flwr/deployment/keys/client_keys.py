@@ -128,12 +128,7 @@ def check_name(name: str) -> str:
 
 
 def client_files(folder: Path) -> ClientFiles:
-    """A client's files, checked.
-
-    Raises:
-        ConfigError: a file is missing or damaged, the key pair does not match, it has no proper
-            name, or the server's authority has expired; says what to do.
-    """
+    """A client's files, checked."""
     ca, key, public = folder / "ca.crt", folder / "client.key", folder / "client.pub"
     make = f"make client.key and client.pub with: {COMMAND} client folder={quoted(folder)}"
     authorities = load_authorities(ca, "copy ca.crt from the server's folder to this place")

@@ -77,11 +77,7 @@ def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Takes a client off the list.
-
-    Raises:
-        ConfigError: no name of a client, or none that is registered.
-    """
+    """Takes a client off the list."""
     try:
         _path(folder, name).unlink()
     except FileNotFoundError:

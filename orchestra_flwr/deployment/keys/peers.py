@@ -46,11 +46,7 @@ class Signatures:
 
 
 def signatures(files: ClientFiles) -> Signatures:
-    """Those of a client with these files.
-
-    Raises:
-        ConfigError: ``peers.pem`` is damaged, or does not hold this client's own key.
-    """
+    """Those of a client with these files."""
     private = load_private_key(files.key, "put it back as it was")
 
     def sign(statement: bytes) -> bytes:
@@ -94,11 +90,7 @@ def peers_file(folder: Path, keys: Mapping[str, PublicKey]) -> NewFile:
 
 
 def read_peers(path: Path) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Clients' public keys by name.
-
-    Raises:
-        ConfigError: it is damaged, or has a name or a key twice.
-    """
+    """Clients' public keys by name."""
     remedy = f"copy it once more; it is made by: {COMMAND} peers"
     text = read(path, remedy).decode(errors="replace")
     found = re.findall(PART, text)

@@ -65,12 +65,7 @@ class ServerPlan:
 
 
 def server_files(folder: Path) -> ServerFiles:
-    """The server's certificate files, checked. The authority's key need not be there.
-
-    Raises:
-        ConfigError: a file is missing, unreadable, expired or not yet valid, they do not belong
-            together, or the certificate is not for this machine, too; says what to do.
-    """
+    """The server's certificate files, checked. The authority's key need not be there."""
     files = ServerFiles.of(folder)
     remedy = f"make it with: {COMMAND} server folder={quoted(folder)} host=HOST"
     authorities = load_authorities(files.ca, remedy)

@@ -37,6 +37,9 @@ class _Secrets:
 class SumClient:
     """One client in one sum.
 
+    Whatever it refuses, a stage out of order too, is a :class:`SumRefusedError` that says why; then
+    nothing more of this sum is answered.
+
     Args:
         name: the client's.
         occasion: which sum.
@@ -97,10 +100,6 @@ class SumClient:
 
         Returns:
             `boxes`, a sealed share in hexadecimal for each neighbour's name, and `commitment`.
-
-        Raises:
-            SumRefusedError: too few clients, a key that is missing, repeated, replaced or not
-                signed, or a stage out of order.
         """
         self._enter("shares")
         own = self._roster[self.name]
@@ -142,9 +141,6 @@ class SumClient:
 
         Returns:
             Whose do not open.
-
-        Raises:
-            SumRefusedError: shares are withheld or nobody's, or a stage out of order.
         """
         self._enter("boxes")
         own = graph_of({self.name: self._drawn}, self._roster)
@@ -185,10 +181,6 @@ class SumClient:
             Its signature, in hexadecimal, of what it was shown: only those that were shown the same
             help to open its own mask. Otherwise a server could show it another list of the living,
             and the masks with those that it lacks would be missing.
-
-        Raises:
-            SumRefusedError: too few clients or neighbours are left, another length of vector, or a
-                stage out of order.
         """
         self._enter("input")
         self._alive = self._members(alive, self._roster, "shares")
@@ -214,10 +206,6 @@ class SumClient:
         Args:
             survivors: those clients, itself among them.
             confirmations: what it signed before; this one is written down.
-
-        Raises:
-            SumRefusedError: too few, one that gave out no shares, another set than before for
-                this round, or a stage out of order.
         """
         self._enter("confirm")
         self._survivors = self._members(survivors, self._alive, "vectors")
@@ -243,10 +231,6 @@ class SumClient:
         Returns:
             `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
             whose vectors are in the sum, and of the mask keys of those whose vectors are not in it.
-
-        Raises:
-            SumRefusedError: fewer than two thirds of the clients signed the same, somebody on the
-                list was shown something else, or a stage out of order.
         """
         self._enter("unmask")
         confirmed, view = self._confirmed(), self._view()

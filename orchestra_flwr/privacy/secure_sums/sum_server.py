@@ -30,6 +30,7 @@ class SumServer:
 
     Of each stage it is given the replies one by one (`take_...`), and says what the next one sends
     (a mapping that JSON can hold). A reply that is none raises a ValueError: that client drops out.
+    What the next stage sends raises a :class:`SumFailedError` where too few clients are left.
     Memory is one vector, however many clients there are.
 
     Args:
@@ -84,11 +85,7 @@ class SumServer:
         self._roster[name] = advertised
 
     def roster(self) -> list[list[str]]:
-        """What all clients are sent in the second stage.
-
-        Raises:
-            SumFailedError: too few clients sent keys, or too many.
-        """
+        """What all clients are sent in the second stage."""
         count = len(self._roster)
         if not LEAST_COHORT <= count <= MOST_CLIENTS:
             raise SumFailedError(
@@ -105,11 +102,7 @@ class SumServer:
 
     @property
     def sealing(self) -> list[str]:
-        """Those that gave out shares: they are asked in the third stage.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those that gave out shares: they are asked in the third stage."""
         return self._enough(sorted(self._boxes), "gave out shares")
 
     def boxes_for(self, name: str) -> dict[str, Any]:
@@ -145,11 +138,7 @@ class SumServer:
 
     @cached_property
     def alive(self) -> list[str]:
-        """Those that are left for the fourth stage, once the third is over.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those that are left for the fourth stage, once the third is over."""
         return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
     def take_vector(self, name: str, vector: Vector, view: str) -> None:
@@ -166,11 +155,7 @@ class SumServer:
 
     @property
     def survivors(self) -> list[str]:
-        """Those whose vectors came: what the fifth stage sends.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those whose vectors came: what the fifth stage sends."""
         return self._enough(sorted(self._views), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
@@ -185,11 +170,7 @@ class SumServer:
 
     @property
     def signatures(self) -> dict[str, str]:
-        """What the last stage sends to all.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """What the last stage sends to all."""
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 
