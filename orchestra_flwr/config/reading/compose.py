@@ -80,11 +80,7 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
 
 
 def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
-    """What all keys mean, with the values that they have with these overrides, unchecked.
-
-    Raises:
-        ConfigError: an override that does not compose.
-    """
+    """What all keys mean, with the values that they have with these overrides, unchecked."""
     request = _read(section, overrides)
     composed = _compose(section, request)
     for key, value in _suggested(section, composed, request).items():

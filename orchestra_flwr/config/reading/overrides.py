@@ -26,9 +26,6 @@ def read_overrides(
         choices: keys whose `<key>.name=x` is read as `<key>=x`, with the choice's own defaults.
         paths: keys whose values are paths. These are taken literally, whatever characters they
             contain, except null, enclosing quotes, and `${...}`, which refers to a key.
-
-    Raises:
-        ConfigError: one of them cannot be read, or has several values.
     """
     names = {f"{key}.name": key for key in choices}
     texts = [_at_home(_by_name(text, names)) for text in texts]

@@ -9,11 +9,7 @@ from orchestra_flwr.config.section import Composed, ConfigError, path_keys, why_
 
 
 def refuse_unread(config: Composed, overrides: Iterable[Override]) -> None:
-    """Refuses overrides that have no effect in a run with this configuration.
-
-    Raises:
-        ConfigError: names the first of them and the reason.
-    """
+    """Refuses overrides that have no effect in a run with this configuration."""
     unread = config.unread()
     for override in overrides:
         key = override.key_or_group

@@ -15,22 +15,14 @@ from orchestra_flwr.privacy.client_ledger import ClientLedger
 
 
 class ReleaseHistory:
-    """The record of a client's private releases, releases.jsonl, and the client's bounds on them.
-
-    Raises:
-        ConfigError: the record cannot be read.
-    """
+    """A client's private releases: its bounds on them, and their record, releases.jsonl."""
 
     def __init__(self, config: ClientConfig, folder: Path) -> None:
         self._file = folder / "releases.jsonl"
         self._ledger = ClientLedger(self._file, config.privacy)
 
     def check(self, received: Config, images: int) -> None:
-        """Refuses a run whose releases exceed what this client, with so many images, allows.
-
-        Raises:
-            RefusalError: names the key, and what this client allows.
-        """
+        """Refuses a run whose releases exceed what this client, with so many images, allows."""
         release = release_of(received)
         if release is None:
             return
