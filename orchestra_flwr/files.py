@@ -144,11 +144,7 @@ def beside_package(name: str) -> Path:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes a folder that its owner alone may enter, unless it exists; parents are not private.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Makes a folder that its owner alone may enter, unless it exists; parents are not private."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

@@ -54,9 +54,7 @@ def load_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, on the CPU, and the values that :func:`save_tensors` wrote.
 
-    Args:
-        path: the file.
-        earlier: the names of values in files of earlier versions, which hold no checksum.
+    `earlier` are the names of values in files of earlier versions, which hold no checksum.
 
     Raises:
         OSError: the file is missing or cannot be read.

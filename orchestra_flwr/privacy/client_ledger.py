@@ -55,13 +55,7 @@ class ClientLedger:
     def check(
         self, run: str, mechanism: ClusteringMechanism | None, *, k_min: int | None, label: str
     ) -> None:
-        """Refuses a run that asks for more than this client allows.
-
-        Args:
-            run: its name.
-            mechanism: the noise of one release; None: there is none.
-            k_min: as :attr:`Release.min_images`.
-            label: as of :class:`Release`.
+        """Refuses a run that asks for more than this client allows, by what its `Release` says.
 
         Raises:
             ConfigError: names the key, and what this client allows; a

@@ -86,11 +86,7 @@ class ReleaseRecord(Generic[Entry]):
             raise ConfigError(_damaged(self._file, number)) from None
 
     def _check_end(self) -> None:
-        """Compares what the second file says. A crash may leave it one line behind.
-
-        Raises:
-            ConfigError: lines are missing, or it cannot be read.
-        """
+        """Compares what the second file says. A crash may leave it one line behind."""
         try:
             end = json.loads(self._end.read_bytes())
             lines, digest = int(end["lines"]), str(end[DIGEST])
@@ -107,11 +103,7 @@ class ReleaseRecord(Generic[Entry]):
             )
 
     def _checked(self, line: str) -> Any:
-        """The values of a line without its digest.
-
-        Raises:
-            ValueError: this line or an earlier one was changed, or it is no JSON object.
-        """
+        """The values of a line without its digest; a ValueError where it was changed."""
         values = json.loads(line)
         if not isinstance(values, dict):
             raise ValueError("a line must be a JSON object")

@@ -48,12 +48,8 @@ FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
 class Forwarder:
     """An ASGI application that passes the Fleet API on to the SuperLink, and nothing else.
 
-    A refused client gets an answer; the rest of its request is read and dropped.
-
-    Args:
-        upstream: the SuperLink.
-        names: as of the gate; None: anyone may come.
-        refusals: for reports of what it turned away.
+    A refused client gets an answer; the rest of its request is read and dropped. Without `names`,
+    which are those of the gate, anyone may come.
     """
 
     def __init__(

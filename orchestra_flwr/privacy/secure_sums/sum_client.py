@@ -42,7 +42,7 @@ class SumClient:
 
     Args:
         name: the client's.
-        occasion: which sum.
+        occasion: of the sum.
         sign: by the client's registered key; None: it has none.
         verify: knows the registered keys of all; None: the server is trusted to follow the
             protocol, since it could invent the other clients.
@@ -93,10 +93,7 @@ class SumClient:
         return own.fields()
 
     def share(self, roster: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Shares of its secrets, sealed for neighbours that it draws.
-
-        Args:
-            roster: all clients' keys, its own among them.
+        """Shares of its secrets, sealed for neighbours that it draws from all clients' keys.
 
         Returns:
             `boxes`, a sealed share in hexadecimal for each neighbour's name, and `commitment`.
@@ -132,15 +129,8 @@ class SumClient:
     def hold(self, boxes: Mapping[str, str], graph: Mapping[str, str]) -> list[str]:
         """Opens the shares that others sealed for it, and compares who drew whom.
 
-        A share that does not open is one less; its sender stays a neighbour, with a mask. So a
-        server gains nothing by changing one.
-
-        Args:
-            boxes: the sealed shares, by their senders.
-            graph: as :func:`graph_of`, of all that gave out shares.
-
-        Returns:
-            Whose do not open.
+        Returned are those whose shares do not open. A share that does not open is one less; its sender stays a neighbour, with a mask. So a
+        server gains nothing by changing one. `graph` is :func:`graph_of` all that gave out shares.
         """
         self._enter("boxes")
         own = graph_of({self.name: self._drawn}, self._roster)
@@ -201,12 +191,7 @@ class SumClient:
         return self._sign(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
-        """Its signature, in hexadecimal, of whose vectors are in the sum.
-
-        Args:
-            survivors: those clients, itself among them.
-            confirmations: what it signed before; this one is written down.
-        """
+        """Its signature, in hexadecimal, of whose vectors are in the sum, which is written down."""
         self._enter("confirm")
         self._survivors = self._members(survivors, self._alive, "vectors")
         try:

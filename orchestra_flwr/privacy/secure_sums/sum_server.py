@@ -30,16 +30,13 @@ class SumServer:
 
     Of each stage it is given the replies one by one (`take_...`), and says what the next one sends
     (a mapping that JSON can hold). A reply that is none raises a ValueError: that client drops out.
-    What the next stage sends raises a :class:`SumFailedError` where too few clients are left.
+    What the next stage sends raises a :class:`SumFailedError` where too few clients are left,
+    or too few of their shares are right.
     Memory is one vector, however many clients there are.
 
-    Args:
-        run: the run's identifier.
-        round_: the round.
-        layout: of the vectors.
-        noise: as for :class:`Occasion`.
-        verify: knows the registered keys of all, so that whoever signs wrongly drops out before
-            all others refuse the sum because of it; None: nothing is signed.
+    `verify` knows the registered keys of all, so that whoever signs wrongly drops out before all
+    others refuse the sum because of it; None: nothing is signed. The other arguments are those of
+    :class:`Occasion`.
     """
 
     def __init__(
@@ -197,11 +194,7 @@ class SumServer:
                 self._shares[kind].setdefault(owner, []).append((name, share))
 
     def total(self) -> Vector:
-        """The sum of the vectors, whose integers wrap around.
-
-        Raises:
-            SumFailedError: too few shares came, or some are wrong.
-        """
+        """The sum of the vectors, whose integers wrap around."""
         own = [primitives.derived(self._own_seed(n), b"mask") for n in sorted(self._views)]
         gone = sorted({*self.alive} - self._views.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]

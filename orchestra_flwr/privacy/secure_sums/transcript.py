@@ -48,11 +48,8 @@ class Occasion:
     def view(self, roster: str, graph: str, basis: str, alive: Iterable[str]) -> bytes:
         """By what a client masks its vector, which it signs with it.
 
-        Args:
-            roster: as :func:`roster_digest`.
-            graph: as :func:`graph_digest`.
-            basis: as for `SumClient.mask`.
-            alive: clients that were left when vectors were asked for.
+        That is the digests of roster and graph, the basis as for `SumClient.mask`, and the clients
+        that were left when vectors were asked for.
         """
         return self.statement("view", roster, graph, basis, names_digest(alive))
 
@@ -80,11 +77,7 @@ class Advertisement:
 
     @classmethod
     def of(cls, fields: Sequence[str]) -> "Advertisement":
-        """Reads :meth:`fields`.
-
-        Raises:
-            ValueError: they are none.
-        """
+        """Reads :meth:`fields`; a ValueError where they are none."""
         name, *rest = fields
         cipher_key, mask_key, signature = map(bytes.fromhex, rest)
         if not isinstance(name, str) or len(cipher_key) != 32 or len(mask_key) != 32:
@@ -104,12 +97,7 @@ def graph_digest(graph: Mapping[str, str]) -> str:
 
 
 def graph_of(drawn: Mapping[str, Iterable[str]], roster: Iterable[str]) -> dict[str, str]:
-    """Whom each client drew as its neighbours, by its name: a bit for each of the roster.
-
-    Args:
-        drawn: names of neighbours.
-        roster: names of all clients.
-    """
+    """Whom each client drew as its neighbours, by its name: a bit for each name of the roster."""
     place = {name: 1 << i for i, name in enumerate(sorted(roster))}
     return {name: f"{sum(place[each] for each in names):x}" for name, names in drawn.items()}
 
