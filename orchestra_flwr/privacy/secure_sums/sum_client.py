@@ -129,8 +129,9 @@ class SumClient:
     def hold(self, boxes: Mapping[str, str], graph: Mapping[str, str]) -> list[str]:
         """Opens the shares that others sealed for it, and compares who drew whom.
 
-        Returned are those whose shares do not open. A share that does not open is one less; its sender stays a neighbour, with a mask. So a
-        server gains nothing by changing one. `graph` is :func:`graph_of` all that gave out shares.
+        Returned are those whose shares do not open. Such a share is one less; its sender stays a
+        neighbour, with a mask. So a server gains nothing by changing one. `graph` is
+        :func:`graph_of` all that gave out shares.
         """
         self._enter("boxes")
         own = graph_of({self.name: self._drawn}, self._roster)
