@@ -52,7 +52,6 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
 
 
-@cache
 def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechanism:
     """The least noise that makes one clustering (epsilon, delta)-differentially private.
 
@@ -67,7 +66,11 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
         ValueError: a value is out of its range, or so small that no noise suffices.
         ConfigError: the extra `privacy` is not installed.
     """
-    epsilon, delta = float(epsilon), float(delta)
+    return _calibrate(float(epsilon), float(delta), depth)
+
+
+@cache
+def _calibrate(epsilon: float, delta: float, depth: int) -> ClusteringMechanism:
     require(f"privacy.epsilon={epsilon:g}", "privacy", "dp_accounting")
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant
