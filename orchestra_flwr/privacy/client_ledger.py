@@ -9,6 +9,7 @@ from pydantic import Field
 
 from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
+from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.privacy.release_record import ReleaseRecord, RoundNumber
 
 
@@ -52,16 +53,16 @@ class ClientLedger:
         """How many releases there were so far, by the noise of one."""
         return Counter(entry.noise for entry in self._record.entries)
 
-    def check(
-        self, run: str, mechanism: ClusteringMechanism | None, *, k_min: int | None, label: str
-    ) -> None:
-        """Refuses a run that asks for more than this client allows, by what its `Release` says.
+    def check(self, run: str, release: Release, images: int) -> None:
+        """Refuses a run that asks for more than this client, with so many images, allows.
 
         Raises:
             ConfigError: names the key, and what this client allows; a
                 :class:`BudgetSpentError` where all releases together would exceed it.
         """
-        bounds = self._bounds
+        release.check_images(images)
+        mechanism = release.mechanism  # also without bounds: it needs a library that may be missing
+        bounds, k_min = self._bounds, release.min_images
         if k_min is not None and k_min < bounds.k_min:
             raise ConfigError(
                 f"privacy.k_min={k_min}: this client asks for at least {bounds.k_min}"
@@ -72,8 +73,8 @@ class ClientLedger:
             return
         if mechanism is None:
             raise ConfigError(
-                f"privacy.epsilon: the run's {label} must be differentially private with this "
-                f"client, which allows {texts[0]}"
+                f"privacy.epsilon: the run's {release.label} must be differentially private with "
+                f"this client, which allows {texts[0]}"
             )
         self._check_one_release(mechanism)
         self._check_total(run, mechanism)
@@ -86,11 +87,6 @@ class ClientLedger:
         """
         entries = self._record.entries
         return not any(entry.round == round_ and entry.noise == mechanism for entry in entries)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether earlier releases limit later ones (`privacy.total_epsilon`)."""
-        return self._bounds.total_epsilon is not None
 
     def release(self, run: str, round_: int, mechanism: ClusteringMechanism) -> bool:
         """Records a release that is about to be made; False: it would exceed `total_epsilon`.

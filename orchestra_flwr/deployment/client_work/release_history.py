@@ -20,20 +20,13 @@ class ReleaseHistory:
     def __init__(self, config: ClientConfig, folder: Path) -> None:
         self._file = folder / "releases.jsonl"
         self._ledger = ClientLedger(self._file, config.privacy)
+        self._is_bounded = config.privacy.total_epsilon is not None
 
     def check(self, received: Config, images: int) -> None:
         """Refuses a run whose releases exceed what this client, with so many images, allows."""
-        release = release_of(received)
-        if release is None:
-            return
-        with as_refusal(Failure.PRIVACY_REFUSED):
-            release.check_images(images)
-            self._ledger.check(
-                _run_digest(received),
-                release.mechanism,
-                k_min=release.min_images,
-                label=release.label,
-            )
+        if (release := release_of(received)) is not None:
+            with as_refusal(Failure.PRIVACY_REFUSED):
+                self._ledger.check(_run_digest(received), release, images)
 
     def missing(self, received: Config, task: ConfigRecord) -> str | None:
         """Compares the record with what the server says that it used of this client.
@@ -57,7 +50,7 @@ class ReleaseHistory:
             f"the server has this client's {release.label} of round {used}, which "
             f"{self._file} does not hold: it was removed, or is an older copy"
         )
-        if self._ledger.is_bounded:
+        if self._is_bounded:
             raise RefusalError(
                 f"{line}; put it back as it was: without it nobody knows what is left of "
                 "privacy.total_epsilon",
