@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
-from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.privacy.release_record import ReleaseRecord, RoundNumber
+
+if TYPE_CHECKING:  # it imports torch, for which --help must not wait
+    from orchestra_flwr.privacy.release import Release
 
 
 class BudgetSpentError(ConfigError):
@@ -53,7 +56,7 @@ class ClientLedger:
         """How many releases there were so far, by the noise of one."""
         return Counter(entry.noise for entry in self._record.entries)
 
-    def check(self, run: str, release: Release, images: int) -> None:
+    def check(self, run: str, release: "Release", images: int) -> None:
         """Refuses a run that asks for more than this client, with so many images, allows.
 
         Raises:
