@@ -15,8 +15,7 @@ from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.deployment.watch.federation_status import FederationStatus
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus
+from orchestra_flwr.deployment.watch.federation_status import FederationStatus, IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.reporting import RunFolder
 

@@ -10,9 +10,8 @@ from orchestra_flwr.config import load
 from orchestra_flwr.deployment.processes.station import Station
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import finished_rounds
-from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus
+from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus, IdleStatus
 from orchestra_flwr.deployment.watch.figures import MAX_DETAILS
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus
 from orchestra_flwr.reporting import RoundOutcome, RunFolder
 from orchestra_flwr.reporting.run_folder import finite
 

@@ -10,7 +10,7 @@ from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import top
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus
+from orchestra_flwr.deployment.watch.federation_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
 from orchestra_flwr.reporting import RunFolder
