@@ -24,5 +24,9 @@ SERVER = ("matplotlib", "sklearn", "scipy", "dp_accounting")
 
 
 def require_server(program: str) -> None:
-    """As :func:`require`, of a program in an environment with the client's libraries alone."""
+    """As :func:`require`, of a program in an environment with the client's libraries alone.
+
+    Raises:
+        ConfigError: names the library that is missing, and what to install.
+    """
     require(program, "server", *SERVER)

@@ -144,7 +144,11 @@ def beside_package(name: str) -> Path:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes a folder that its owner alone may enter, unless it exists; parents are not private."""
+    """Makes a folder that its owner alone may enter, unless it exists; parents are not private.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
@@ -179,7 +183,11 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Makes errors of the block name `path`, instead of no file or a temporary one."""
+    """Makes errors of the block name `path`, instead of no file or a temporary one.
+
+    Raises:
+        OSError: as in the block, with the reason and `path`.
+    """
     try:
         yield
     except OSError as error:

@@ -11,6 +11,10 @@ def fingerprint_of(content: str | bytes, digits: int = 16) -> str:
 
 
 def file_sha256(file: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """The SHA-256 of a file's content, in hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -146,7 +146,11 @@ def fingerprint(packages: Sequence[str]) -> str:
 
 
 def has_changed(package: str) -> bool:
-    """Whether a Python file of a package differs from what this process imported."""
+    """Whether a Python file of a package differs from what this process imported.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
     module = _import_user_package(package)
     return _code_of(module) != _imported_codes[module]
 
@@ -166,7 +170,11 @@ def describe(error: Exception) -> str:
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
-    """The folders `conf/` of users' packages that have one; errors as :func:`import_packages`."""
+    """The folders `conf/` of users' packages that have one; errors as :func:`import_packages`.
+
+    Raises:
+        PluginError: a package cannot be imported.
+    """
     folders = [Path(f) / "conf" for p in packages for f in _import_user_package(p).__path__]
     return [folder for folder in folders if folder.is_dir()]
 

@@ -25,7 +25,11 @@ class ExperimentLine:
 
 
 def read_experiment(overrides: Sequence[str], names: Sequence[str]) -> ExperimentLine:
-    """Separates the experiment's keys from the overrides of its runs; `names`: all experiments."""
+    """Separates the experiment's keys from the overrides of its runs; `names`: all experiments.
+
+    Raises:
+        ConfigError: no experiment is named, or a number is wrong.
+    """
     pairs = [line.partition("=")[::2] for line in overrides]
     keys = {key: value for key, value in pairs if key in EXPERIMENT_KEYS}
     if "experiment" not in keys:

@@ -27,6 +27,9 @@ def read_flags(arguments: Sequence[str], allowed: Sequence[str] = COMMON) -> Fla
     """Separates flags from overrides.
 
     Words without "=" are groups beside --help, and "job" beside --cfg, as Hydra has it.
+
+    Raises:
+        ConfigError: a flag that is not allowed.
     """
     flags = [SHORT.get(each, each) for each in arguments if each.startswith("-")]
     for flag in flags:

@@ -256,12 +256,20 @@ class Config(WithPlugins, Composed):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads :meth:`to_json`'s output."""
+        """Reads :meth:`to_json`'s output.
+
+        Raises:
+            ConfigError: a key or a value is not allowed.
+        """
         return parse(cls, _json_values(text))
 
 
 def requested_plugins(text: str) -> list[str]:
-    """The packages that :meth:`Config.to_json`'s output names, without importing any."""
+    """The packages that :meth:`Config.to_json`'s output names, without importing any.
+
+    Raises:
+        ConfigError: it is no configuration.
+    """
     packages = _json_values(text).get("plugins", [])
     if not isinstance(packages, list):
         raise ConfigError("plugins: must be a list of packages")

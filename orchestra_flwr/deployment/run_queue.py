@@ -67,7 +67,11 @@ class QueuedRun:
         return (self.folder / "config.yaml").is_file()
 
     def end(self, state: str) -> bool:
-        """Writes down how it ended, unless that is known; whether it was this that ended it."""
+        """Writes down how it ended, unless that is known; whether it was this that ended it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         path = self.path / ENDED
         try:
             with path.open("x") as file:
@@ -114,7 +118,12 @@ class RunQueue:
         self._check()
 
     def make(self) -> None:
-        """Makes the folder, unless it is there."""
+        """Makes the folder, unless it is there.
+
+        Raises:
+            ConfigError: as above.
+            OSError: it cannot be made.
+        """
         make_private_folder(self.folder)
         self._check()  # it may have been made by somebody else a moment ago
 
@@ -157,7 +166,11 @@ class RunQueue:
         return next((run for run in self.runs() if run.state in (WAITING, BEGUN)), None)
 
     def put(self, config: ServerConfig) -> QueuedRun:
-        """Adds a run, whole or not at all."""
+        """Adds a run, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         text = config_to_yaml(_found_from_anywhere(config)).encode()
         taken = [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
         for number in itertools.count(max(taken, default=0) + 1):

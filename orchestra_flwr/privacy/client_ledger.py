@@ -45,6 +45,9 @@ class ClientLedger:
 
     A line is on the disk before the client computes the release. A round that a resumed server
     repeats counts again: the noise of a real client is fresh.
+
+    Raises:
+        ConfigError: the record cannot be read or is damaged.
     """
 
     def __init__(self, file: Path, bounds: ClientBounds) -> None:

@@ -30,6 +30,9 @@ class ServerLedger:
         total_epsilon: what these may cost; None: anything.
         replays: whether a round that is repeated after a crash draws the same noise for the same
             features, and so releases nothing new. Real clients draw fresh noise.
+
+    Raises:
+        ConfigError: the record cannot be read or is damaged.
     """
 
     def __init__(

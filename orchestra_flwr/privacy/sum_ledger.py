@@ -24,6 +24,9 @@ class SumLedger:
     A line is on the disk before the update is sent, so it counts also where no sum came of it, and
     again where a round is repeated. The record is continued where it exists. `limit` is the epsilon
     that all may cost together at `delta`; None: anything, also updates without noise.
+
+    Raises:
+        ConfigError: the record cannot be read or is damaged.
     """
 
     def __init__(self, file: Path, limit: float | None, delta: float) -> None:

@@ -26,6 +26,9 @@ def chosen_by_data(
     """Overrides of all rows that fit composed values, without the keys that a command says itself.
 
     A resumed run keeps what was chosen when it began.
+
+    Raises:
+        ConfigError: the configuration of the run to resume is damaged.
     """
     rows = (values.get("preset_options") or {}).get("rows", ())
     if not rows:

@@ -80,7 +80,11 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
 
 
 def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
-    """What all keys mean, with the values that they have with these overrides, unchecked."""
+    """What all keys mean, with the values that they have with these overrides, unchecked.
+
+    Raises:
+        ConfigError: an override that does not compose.
+    """
     request = _read(section, overrides)
     composed = _compose(section, request)
     for key, value in _suggested(section, composed, request).items():

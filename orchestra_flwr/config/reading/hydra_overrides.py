@@ -20,6 +20,9 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Ov
 
     A plug-in's options have defaults in its class, so they need not stand in a file, and a plug-in
     of a user's package needs no file at all. Unknown options are refused when they are checked.
+
+    Raises:
+        ConfigError: a choice that does not exist, or a key of Hydra's own.
     """
     folders, packages = conf_folders_of(overrides), packages_of(overrides)
     quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders[1:]]
@@ -42,7 +45,11 @@ def conf_dir() -> Path:
 
 
 def packages_of(overrides: Sequence[Override]) -> list[str]:
-    """The users' packages that overrides name; a run to be resumed must have no others."""
+    """The users' packages that overrides name; a run to be resumed must have no others.
+
+    Raises:
+        ConfigError: it has others, or its configuration is damaged.
+    """
     values = values_of(overrides)
     packages = values.get("plugins")
     packages = [packages] if isinstance(packages, str) else packages or []

@@ -40,7 +40,11 @@ class Described:
         return "\n".join(lines) + "\n"
 
     def group(self, name: str) -> str:
-        """What a group's choices are, and its keys with the values that they have."""
+        """What a group's choices are, and its keys with the values that they have.
+
+        Raises:
+            ConfigError: there is no such group or section.
+        """
         if name not in self._groups:
             hint = suggestion(name, self._groups).replace(" (see --help)", "")
             allowed = f"must be one of {', '.join(self._groups)}{hint}"

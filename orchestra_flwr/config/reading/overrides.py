@@ -26,6 +26,9 @@ def read_overrides(
         choices: keys whose `<key>.name=x` is read as `<key>=x`, with the choice's own defaults.
         paths: keys whose values are paths. These are taken literally, whatever characters they
             contain, except null, enclosing quotes, and `${...}`, which refers to a key.
+
+    Raises:
+        ConfigError: one of them cannot be read, or has several values.
     """
     names = {f"{key}.name": key for key in choices}
     texts = [_at_home(_by_name(text, names)) for text in texts]
@@ -40,6 +43,9 @@ def swept_values(texts: Sequence[str], paths: Container[str] = ()) -> list[list[
 
     Those of `paths` are divided by commas outside quotes, otherwise literal. Errors are those of
     :func:`read_overrides`.
+
+    Raises:
+        ConfigError: one of them cannot be read.
     """
     return [
         _swept_paths(text) if text.partition("=")[0].lstrip("+") in paths else _swept(text)

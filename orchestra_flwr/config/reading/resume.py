@@ -55,6 +55,10 @@ def resumed(
         composed: of the overrides; changed.
         overrides: as on a command line.
         suggested: keys that nobody has set: they are as the run has them.
+
+    Raises:
+        ConfigError: there is no such run, its configuration is damaged, or an override would change
+            what is computed.
     """
     folder = Path(str(composed.resume))
     file = folder / "config.yaml"

@@ -65,6 +65,10 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Config:
 
     What only a server's has, addresses and keys, is left out. `plugins` are the users' packages
     that the caller names.
+
+    Raises:
+        ConfigError: one line that names the file: it is missing or damaged, or asks for packages
+            that nobody named.
     """
     file = folder / "config.yaml"
     values = read_config_file(file)

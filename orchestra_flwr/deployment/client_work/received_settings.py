@@ -16,7 +16,11 @@ from orchestra_flwr.training import build_learner, usable_cpus
 
 
 def check_version(server: str) -> None:
-    """Refuses a server of another version."""
+    """Refuses a server of another version.
+
+    Raises:
+        RefusalError: says what to install.
+    """
     if server != __version__:
         raise RefusalError(
             f"the server runs orchestra_flwr {server}, this client {__version__}: "

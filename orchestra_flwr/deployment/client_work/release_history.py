@@ -15,7 +15,11 @@ from orchestra_flwr.privacy.client_ledger import ClientLedger
 
 
 class ReleaseHistory:
-    """A client's private releases: its bounds on them, and their record, releases.jsonl."""
+    """A client's private releases: its bounds on them, and their record, releases.jsonl.
+
+    Raises:
+        ConfigError: the record cannot be read.
+    """
 
     def __init__(self, config: ClientConfig, folder: Path) -> None:
         self._file = folder / "releases.jsonl"
@@ -23,7 +27,11 @@ class ReleaseHistory:
         self._is_bounded = config.privacy.total_epsilon is not None
 
     def check(self, received: Config, images: int) -> None:
-        """Refuses a run whose releases exceed what this client, with so many images, allows."""
+        """Refuses a run whose releases exceed what this client, with so many images, allows.
+
+        Raises:
+            RefusalError: names the key, and what this client allows.
+        """
         if (release := release_of(received)) is not None:
             with as_refusal(Failure.PRIVACY_REFUSED):
                 self._ledger.check(_run_digest(received), release, images)

@@ -21,6 +21,9 @@ class Sums:
     """The sums that a client takes part in; their secrets are in its memory alone.
 
     In `folder` are the records of its updates, and of the lists of clients that it confirmed.
+
+    Raises:
+        ConfigError: a record cannot be read.
     """
 
     def __init__(
@@ -55,7 +58,11 @@ class Sums:
         return f"{sums}, if it follows the protocol: without {FILE} it could invent the others"
 
     def check(self, received: Config) -> None:
-        """Refuses a run whose next round would say more of this client's updates than it allows."""
+        """Refuses a run whose next round would say more of this client's updates than it allows.
+
+        Raises:
+            RefusalError: names the key, and what this client allows.
+        """
         privacy = received.privacy
         with as_refusal(Failure.PRIVACY_REFUSED):
             self._ledger.check(privacy.noise_multiplier * privacy.secure_aggregation)

@@ -72,7 +72,11 @@ class Dated:
 
 
 def load_authorities(path: Path, remedy: str) -> list[Dated]:
-    """The valid authorities that ca.crt trusts: two while one takes the place of the other."""
+    """The valid authorities that ca.crt trusts: two while one takes the place of the other.
+
+    Raises:
+        ConfigError: missing or damaged, or all have expired or are not yet valid.
+    """
     anew = "set up the server in a new folder and give its ca.crt to all clients"
     authorities = [Dated(path, each, anew) for each in load_certificates(path, remedy)]
     valid: list[Dated] = []
@@ -165,7 +169,11 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def load_certificates(path: Path, remedy: str) -> list[x509.Certificate]:
-    """The certificates of a file in PEM format; `remedy` says how to get a missing one."""
+    """The certificates of a file in PEM format; `remedy` says how to get a missing one.
+
+    Raises:
+        ConfigError: missing, unreadable or damaged.
+    """
     try:
         return x509.load_pem_x509_certificates(read(path, remedy))
     except ConfigError:
@@ -175,7 +183,11 @@ def load_certificates(path: Path, remedy: str) -> list[x509.Certificate]:
 
 
 def load_private_key(path: Path, remedy: str) -> PrivateKey:
-    """An unencrypted private key in PEM format; `remedy` says how to get a missing one."""
+    """An unencrypted private key in PEM format; `remedy` says how to get a missing one.
+
+    Raises:
+        ConfigError: missing, unreadable, encrypted or damaged.
+    """
     data = read(path, remedy)
     try:
         key = load_pem_private_key(data, password=None)
@@ -189,7 +201,11 @@ def load_private_key(path: Path, remedy: str) -> PrivateKey:
 
 
 def load_authority(certificate_path: Path, key_path: Path) -> Authority:
-    """The certificate authority of a key; its certificate may stand beside another one."""
+    """The certificate authority of a key; its certificate may stand beside another one.
+
+    Raises:
+        ConfigError: a file is missing, damaged or out of date, or they do not match.
+    """
     back = "put it back (clients trust this authority), or set up the server in a new folder"
     authorities = load_authorities(certificate_path, back)
     key = load_private_key(key_path, back)

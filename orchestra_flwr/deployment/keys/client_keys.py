@@ -115,7 +115,11 @@ def key_fingerprint(key: PublicKeyTypes) -> str:
 
 
 def load_public_key(path: Path) -> PublicKey:
-    """Reads a ``.pub`` file; errors as in :meth:`PublicKey.parse`."""
+    """Reads a ``.pub`` file; errors as in :meth:`PublicKey.parse`.
+
+    Raises:
+        ConfigError: missing, unreadable or no ECDSA public key in OpenSSH's format.
+    """
     remedy = f"a client makes its key with: {COMMAND} client folder=FOLDER"
     return PublicKey.parse(read(path, remedy), str(path))
 
@@ -128,7 +132,12 @@ def check_name(name: str) -> str:
 
 
 def client_files(folder: Path) -> ClientFiles:
-    """A client's files, checked."""
+    """A client's files, checked.
+
+    Raises:
+        ConfigError: a file is missing or damaged, the key pair does not match, it has no proper
+            name, or the server's authority has expired; says what to do.
+    """
     ca, key, public = folder / "ca.crt", folder / "client.key", folder / "client.pub"
     make = f"make client.key and client.pub with: {COMMAND} client folder={quoted(folder)}"
     authorities = load_authorities(ca, "copy ca.crt from the server's folder to this place")

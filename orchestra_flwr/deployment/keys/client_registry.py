@@ -77,7 +77,12 @@ def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Takes a client off the list."""
+    """Takes a client off the list.
+
+    Raises:
+        ConfigError: no name of a client, or none that is registered.
+        OSError: it cannot be removed.
+    """
     try:
         _path(folder, name).unlink()
     except FileNotFoundError:

@@ -30,7 +30,11 @@ class NewFile:
 
 
 def read(path: Path, remedy: str) -> bytes:
-    """The bytes of a small file; `remedy` says how one that is missing is made."""
+    """The bytes of a small file; `remedy` says how one that is missing is made.
+
+    Raises:
+        ConfigError: missing, unreadable or far too large.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -46,7 +46,11 @@ class Signatures:
 
 
 def signatures(files: ClientFiles) -> Signatures:
-    """Those of a client with these files."""
+    """Those of a client with these files.
+
+    Raises:
+        ConfigError: ``peers.pem`` is damaged, or does not hold this client's own key.
+    """
     private = load_private_key(files.key, "put it back as it was")
 
     def sign(statement: bytes) -> bytes:
@@ -90,7 +94,11 @@ def peers_file(folder: Path, keys: Mapping[str, PublicKey]) -> NewFile:
 
 
 def read_peers(path: Path) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Clients' public keys by name."""
+    """Clients' public keys by name.
+
+    Raises:
+        ConfigError: it is damaged, or has a name or a key twice.
+    """
     remedy = f"copy it once more; it is made by: {COMMAND} peers"
     text = read(path, remedy).decode(errors="replace")
     found = re.findall(PART, text)

@@ -65,7 +65,12 @@ class ServerPlan:
 
 
 def server_files(folder: Path) -> ServerFiles:
-    """The server's certificate files, checked. The authority's key need not be there."""
+    """The server's certificate files, checked. The authority's key need not be there.
+
+    Raises:
+        ConfigError: a file is missing, unreadable, expired or not yet valid, they do not belong
+            together, or the certificate is not for this machine, too; says what to do.
+    """
     files = ServerFiles.of(folder)
     remedy = f"make it with: {COMMAND} server folder={quoted(folder)} host=HOST"
     authorities = load_authorities(files.ca, remedy)

@@ -112,6 +112,10 @@ def make_server(options: ServerOptions) -> None:
     """Makes or renews the server's files; makes and registers bundles for clients.
 
     This and the other subcommands have written nothing when they raise an error.
+
+    Raises:
+        ConfigError: bad input.
+        OSError: the disk refused.
     """
     folder = options.folder
     plan = plan_server(folder, options.host, options.days)

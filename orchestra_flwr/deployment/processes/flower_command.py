@@ -40,7 +40,11 @@ class Flower:
         write_atomically(home / "config.toml", text.encode())
 
     def start_run(self) -> int:
-        """Submits the deployment's app; the number of the run."""
+        """Submits the deployment's app; the number of the run.
+
+        Raises:
+            FlowerError: the SuperLink did not take it.
+        """
         app = self._home / "app"
         app.mkdir(exist_ok=True)
         write_atomically(app / "pyproject.toml", PROJECT.encode())
@@ -51,7 +55,11 @@ class Flower:
         return int(outcome["run-id"])
 
     def stop_run(self, run: int) -> None:
-        """Ends a run at the SuperLink: its messages are not delivered any more."""
+        """Ends a run at the SuperLink: its messages are not delivered any more.
+
+        Raises:
+            FlowerError: no command was run to its end.
+        """
         self._call([["stop", str(run), CONNECTION]])
 
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
@@ -60,6 +68,9 @@ class Flower:
         A key that the SuperLink has already counts as taken, under the name that it had first: an
         earlier command may have been cut off after it had succeeded. Flower never takes a key a
         second time, not even one that was unregistered: see :class:`Roster`.
+
+        Raises:
+            FlowerError: no command was run to its end.
         """
         outcomes = self._call(
             [

@@ -93,7 +93,12 @@ def serve(
 
 
 def check(config: ServerConfig) -> None:
-    """Both checks: before anything is written."""
+    """Both checks: before anything is written.
+
+    Raises:
+        ConfigError: wrong options of the method, keys, address or the server's own images, a
+            package that is not installed, or a temporary folder that cannot be used.
+    """
     check_server(config)
     check_run(config)
 

@@ -26,6 +26,9 @@ def watched(
 
     `status` gives the content of `/status`, and of `/metrics` as far as `FIGURES` names it; it is
     called from other threads.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
     """
     if config.port is None:
         yield
