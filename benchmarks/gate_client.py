@@ -35,7 +35,7 @@ from orchestra_flwr.deployment.gate.upstream import (
     Upstream,
     UpstreamResponse,
 )
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 from orchestra_flwr.deployment.processes.child import accepts
 
 CLIENTS = ("as it is", "one AsyncClient")
@@ -89,7 +89,6 @@ def gate(folder: Path, client: str) -> None:
         int(os.environ["PORT"]),
         folder / "link",
         tls=tls,
-        reply_limit=None,
         names=lambda: {b"": "bench"},
         report=print,
     ):

@@ -6,15 +6,10 @@ from orchestra_flwr.config import ConfigError
 
 
 def require(key: str, extra: str, *libraries: str) -> None:
-    """Refuses a choice whose libraries are not installed.
-
-    Args:
-        key: the choice, as on the command line.
-        extra: the extra of this package with these libraries.
-        libraries: the names by which they are imported.
+    """Refuses a choice (`key`, as on the command line) whose libraries are not installed.
 
     Raises:
-        ConfigError: names the first one that is missing, and what to install.
+        ConfigError: names the first one that is missing, and the extra with it.
     """
     for library in libraries:
         spec = find_spec(library)
@@ -29,7 +24,7 @@ SERVER = ("matplotlib", "sklearn", "scipy", "dp_accounting")
 
 
 def require_server(program: str) -> None:
-    """Refuses a program in an environment with the client's libraries alone.
+    """As :func:`require`, of a program in an environment with the client's libraries alone.
 
     Raises:
         ConfigError: names the library that is missing, and what to install.

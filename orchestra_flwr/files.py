@@ -16,10 +16,7 @@ ABANDONED = 3600  # seconds since the last write, after which a temporary file i
 def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Replaces `path` in one step: it holds the old bytes or the new ones, never a part.
 
-    Args:
-        path: the file.
-        data: its new bytes.
-        mode: its permissions, 0o600 for a secret; None: those of any new file.
+    Its permissions are `mode`, 0o600 for a secret; None: those of any new file.
 
     Raises:
         OSError: names `path`; what was there before is still there.
@@ -44,9 +41,6 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
         path: the file. Its ending is not that of the temporary one: name the format to a library.
         mode: permissions from the start, 0o600 for a secret; None: as the system or the library
             sets them.
-
-    Yields:
-        The path to be written.
 
     Raises:
         OSError: names `path`; what was there before is still there.
@@ -73,11 +67,9 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
 
 
 def append_durably(path: Path, data: bytes) -> None:
-    """Appends all of `data` and waits until it is on the disk.
+    """Appends all of `data` to a file and waits until it is on the disk.
 
-    Args:
-        path: the file; made where there is none, for its owner alone.
-        data: what to append.
+    The file is made where there is none, for its owner alone.
 
     Raises:
         OSError: names `path`; the file is as before.
@@ -142,6 +134,13 @@ def at_home(path: str | Path) -> Path:
     Without such a user or home folder it stays as it is: a file may have this name.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises an error there)
+
+
+def beside_package(name: str) -> Path:
+    """A folder of files that are no code: inside an installed package, in a checkout beside it."""
+    package = Path(__file__).resolve().parent
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 def make_private_folder(folder: Path) -> None:

@@ -27,12 +27,9 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
     process leaves no lock. The file stays, empty while it is not locked. On a file system without
     locks a warning is logged and nothing is locked.
 
-    Args:
-        folder: it exists.
-        name: the file in it that is locked, and holds the owner's process and host.
-
     Yields:
-        The locked file. A child process that inherits its descriptor holds the lock as well.
+        The locked file, which holds the owner's process and host. A child process that inherits its
+        descriptor holds the lock as well.
 
     Raises:
         FolderInUseError: another process has it.

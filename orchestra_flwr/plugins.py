@@ -39,15 +39,10 @@ def must_be_one_of(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """A folder of plug-ins.
+    """A folder of plug-ins."""
 
-    Attributes:
-        package: its full name, such as "orchestra_flwr.methods".
-        base: name of the class in it whose subclasses are the plug-ins, such as "Method".
-    """
-
-    package: str
-    base: str
+    package: str  # its full name, such as "orchestra_flwr.methods"
+    base: str  # name of the class in it whose subclasses are the plug-ins, such as "Method"
 
     @property
     def name(self) -> str:
@@ -55,11 +50,7 @@ class Room:
         return self.package.rpartition(".")[2]
 
     def find(self, name: str, packages: Sequence[str] = ()) -> type[Any]:
-        """The class in the module of this name.
-
-        Args:
-            name: of the module, without a package.
-            packages: users' packages in which to look after this one.
+        """The class in the module of this name, here or in one of the users' packages.
 
         Raises:
             PluginError: there is none, there are two, or its module cannot be imported.
@@ -131,11 +122,7 @@ class Room:
 
 
 def import_packages(packages: Sequence[str]) -> None:
-    """Imports the users' packages that a caller names, on a command line or in Python.
-
-    Raises:
-        PluginError: a package cannot be imported.
-    """
+    """Imports users' packages; raises :class:`PluginError` where one cannot be imported."""
     for package in packages:
         _import_user_package(package)
 
@@ -183,7 +170,7 @@ def describe(error: Exception) -> str:
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
-    """The folders `conf/` of users' packages that have one.
+    """The folders `conf/` of users' packages that have one; errors as :func:`import_packages`.
 
     Raises:
         PluginError: a package cannot be imported.

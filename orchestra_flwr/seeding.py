@@ -49,21 +49,13 @@ def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Gene
 
 @dataclass(frozen=True)
 class ClientSeed:
-    """All randomness of one client in one stage of a round, on any machine or worker.
+    """All randomness of one client in one stage of a round, on any machine or worker."""
 
-    Attributes:
-        seed: of the run, which server and clients have.
-        round: the round.
-        client: the client's name.
-        secret_noise: whether :meth:`noise_key` must be a secret, as on a real client.
-        stage: of the round; most have only one.
-    """
-
-    seed: int
+    seed: int  # of the run, which server and clients have
     round: int
     client: str
-    secret_noise: bool = False
-    stage: int = 0
+    secret_noise: bool = False  # whether the noise's key must be a secret, as on a real client
+    stage: int = 0  # of the round; most have only one
 
     @property
     def when(self) -> int | str:

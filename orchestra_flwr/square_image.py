@@ -97,11 +97,6 @@ def square_image(image: AnyImage, size: int, channels: int = 3) -> Tensor:
 def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
     """Decodes one image file: turned as its EXIF data says, its middle square, resized.
 
-    Args:
-        data: the file's content.
-        size: height and width of the result in pixels.
-        channels: of the result: 1 or 3.
-
     Returns:
         uint8, (channels, size, size).
 
@@ -173,10 +168,7 @@ def broken_because(error: Exception) -> str:
 
 
 def in_range(pixels: Tensor) -> Tensor:
-    """Values of images, checked: whole numbers become uint8, all others float32.
-
-    Args:
-        pixels: of any shape.
+    """Values of images of any shape, checked.
 
     Returns:
         uint8 in 0..255, or floating-point numbers in [0, 1] of the precision that they had, float32
@@ -236,10 +228,6 @@ def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
         data = image.fp.read()
         image.fp.seek(position)
         return decode_image(data, size, channels)
-    return _square(image, size, channels)
-
-
-def _square(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
     return _resized(_eight_bits(image, channels), _turn(image), size, channels)
 
 

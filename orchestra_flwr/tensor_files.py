@@ -31,13 +31,7 @@ class DamagedFileError(ValueError):
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, str], *, mode: int | None = None
 ) -> None:
-    """Replaces `path` in one step by tensors, by their names, and texts.
-
-    Args:
-        path: the file.
-        tensors: on any device.
-        values: texts by their names.
-        mode: permissions, as those of :func:`orchestra_flwr.files.replacing`.
+    """Replaces `path` in one step by tensors, on any device, and texts, by their names.
 
     Raises:
         OSError: names `path`; what was there before is still there.
@@ -58,14 +52,9 @@ def save_tensors(
 def load_tensors(
     path: Path, *, earlier: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What :func:`save_tensors` wrote, or an earlier version.
+    """The tensors, on the CPU, and the values that :func:`save_tensors` wrote.
 
-    Args:
-        path: the file.
-        earlier: the names of values in files of earlier versions, which hold no checksum.
-
-    Returns:
-        The tensors, on the CPU, and the values.
+    `earlier` are the names of values in files of earlier versions, which hold no checksum.
 
     Raises:
         OSError: the file is missing or cannot be read.

@@ -11,7 +11,7 @@ import pytest
 from orchestra_flwr.commands.experiment_line import EXPERIMENT_KEYS
 from orchestra_flwr.config import Choice, Config, EvaluateConfig, TermConfig, load, load_config
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.keys import main as keys_main
+from orchestra_flwr.deployment.keys.command_line import main as keys_main
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.top import TopConfig
 from orchestra_flwr.experiments.planning.description import (

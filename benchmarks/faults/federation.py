@@ -16,7 +16,7 @@ from faults.disk import small_disk
 from faults.invariants import TERMINATED, exit_problems, traceback_problems
 from faults.link import Link
 from faults.processes import ROOT, Command, left_over, wait_for
-from orchestra_flwr.deployment import keys
+from orchestra_flwr.deployment.keys import command_line
 
 ROUNDS = 3
 NAMES = ("a", "b")
@@ -240,7 +240,7 @@ def _last(command: Command) -> str:
 def make_keys(folder: Path, *arguments: str) -> None:
     """A server's keys for this machine, and what else the arguments ask for."""
     with contextlib.redirect_stdout(io.StringIO()):
-        assert keys.main(["server", f"folder={folder}", "host=127.0.0.1", *arguments]) == 0
+        assert command_line.main(["server", f"folder={folder}", "host=127.0.0.1", *arguments]) == 0
 
 
 def make_photos(folder: Path, counts: dict[str, int]) -> None:

@@ -19,12 +19,7 @@ complete -o nospace -o default -F _{name} {programs}
 
 
 def completion_script(programs: Sequence[str], words: Sequence[str]) -> str:
-    """What a shell evaluates to complete arguments of some programs.
-
-    Args:
-        programs: the names under which one command is called.
-        words: its arguments, such as "seed=" and "method=simclr".
-    """
+    """What a shell evaluates to complete the arguments of one command, under all of its names."""
     return SCRIPT.format(
         program=programs[0],
         name=programs[0].replace("-", "_").replace(".", "_"),

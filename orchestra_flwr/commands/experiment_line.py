@@ -12,34 +12,20 @@ EXPERIMENT_KEYS = ("experiment", "scale", "seeds", "only", "transfer_root", "fol
 
 @dataclass(frozen=True)
 class ExperimentLine:
-    """A parsed command line.
-
-    Attributes:
-        experiment: its name.
-        scale: its scale.
-        seeds, only: as in `make_plan`.
-        transfer_root: the other images that encoders are evaluated on.
-        folder: of all runs and the report.
-        jobs: runs side by side; None: as the scale says.
-        extra: overrides of every run.
-    """
+    """A parsed command line."""
 
     experiment: str
     scale: str
-    seeds: tuple[int, ...] | None
+    seeds: tuple[int, ...] | None  # as in `make_plan`, and the next one
     only: tuple[str, ...]
     transfer_root: str | None
     folder: Path
-    jobs: int | None
-    extra: tuple[str, ...]
+    jobs: int | None  # side by side; None: as the scale says
+    extra: tuple[str, ...]  # overrides of every run
 
 
 def read_experiment(overrides: Sequence[str], names: Sequence[str]) -> ExperimentLine:
-    """Separates the experiment's keys from the overrides of its runs.
-
-    Args:
-        overrides: the key=value of the command line.
-        names: all experiments.
+    """Separates the experiment's keys from the overrides of its runs; `names`: all experiments.
 
     Raises:
         ConfigError: no experiment is named, or a number is wrong.

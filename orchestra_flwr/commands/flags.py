@@ -13,17 +13,11 @@ SEVERAL = (*PROGRAM, "--multirun")
 
 @dataclass(frozen=True)
 class Flags:
-    """A parsed command line.
-
-    Attributes:
-        overrides: its key=value.
-        flags: by their long names.
-        groups: of --help, such as "method".
-    """
+    """A parsed command line."""
 
     overrides: tuple[str, ...]
-    flags: frozenset[str]
-    groups: tuple[str, ...]
+    flags: frozenset[str]  # by their long names
+    groups: tuple[str, ...]  # of --help, such as "method"
 
     def __contains__(self, flag: str) -> bool:
         return flag in self.flags

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         SavedEncoderConfig,
         encoder_file,
     )
-    from orchestra_flwr.config.reading.compose import described, load, load_config
+    from orchestra_flwr.config.reading.compose import described, load, load_config, without_unread
     from orchestra_flwr.config.reading.hydra_overrides import conf_dir
     from orchestra_flwr.config.reading.overrides import override_text, swept_values
     from orchestra_flwr.config.reading.resume import (
@@ -58,17 +58,15 @@ if TYPE_CHECKING:
         read_config_file,
         read_run,
     )
-    from orchestra_flwr.config.reading.unread import without_unread
 else:
     # Clients get a configuration as JSON, and need not import Hydra.
     _IMPORTED_LATER = {
         "evaluate": ("EvaluateConfig", "OfSavedEncoder", "SavedEncoderConfig", "encoder_file"),
-        "reading.compose": ("described", "load", "load_config"),
+        "reading.compose": ("described", "load", "load_config", "without_unread"),
         "reading.hydra_overrides": ("conf_dir",),
         "reading.overrides": ("override_text", "swept_values"),
         "reading.resume": ("WITHOUT_EFFECT", "MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
         "reading.saved_config": ("config_to_yaml", "read_config_file", "read_run"),
-        "reading.unread": ("without_unread",),
     }
 
     def __getattr__(name: str) -> object:

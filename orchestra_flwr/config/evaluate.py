@@ -86,9 +86,8 @@ class SavedEncoderConfig(OfSavedEncoder):
     def images(self, image_size: int | None = None) -> DataConfig:
         """The images for the encoder: the data set that `data=` names, else the run's own.
 
-        Args:
-            image_size: the encoder's, to which another data set is scaled unless `data.image_size`
-                is given; None: unknown.
+        Another data set is scaled to the encoder's `image_size`, where that is known, unless
+        `data.image_size` is given.
 
         Raises:
             ConfigError: no data set is named and the run has no config.yaml, or a value is wrong.

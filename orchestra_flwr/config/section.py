@@ -72,10 +72,8 @@ class Composed(Section):
     def suggested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that the chosen plug-ins suggest for keys, by their full names.
 
-        A new run has them where nobody has set the key. A resumed run keeps what it has.
-
-        Args:
-            values: composed and unchecked; what is wrong in them is told when they are checked.
+        A new run has them where nobody has set the key. A resumed run keeps what it has. `values`
+        are composed and unchecked; what is wrong in them is told when they are checked.
         """
         return {}
 

@@ -23,10 +23,7 @@ def are_packages(values: Any) -> bool:
 def check_named(source: object, packages: Any, named: Collection[str] = ()) -> None:
     """Refuses packages that a file names but the caller does not: importing them runs their code.
 
-    Args:
-        source: the file, for the message.
-        packages: the value of its key `plugins`.
-        named: the caller's packages; those that this process has imported count as named.
+    Those that this process has imported count as named.
 
     Raises:
         ConfigError: says how to name them, or that these are no names of packages.

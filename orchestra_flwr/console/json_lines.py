@@ -14,12 +14,9 @@ WARNING = re.compile(
 
 
 def json_line(event: str, level: str = "", **values: Any) -> str:
-    """A line.
+    """A line about an event, in a word: `message` for a line that is written for people.
 
-    Args:
-        event: what has happened, in a word; `message` for a line that is written for people.
-        level: as in `logging`; "": warning where `message` begins like one, else info.
-        values: more about it, as JSON can hold it.
+    Without a level it is a warning where the value `message` begins like one, else info.
     """
     noticed = WARNING.match(str(values.get("message", "")))
     about = {

@@ -14,19 +14,13 @@ MAX_SECONDS = 600.0  # between two lines
 
 
 @contextmanager
-def phase(text: str, show: Callable[[str], None], first: float | None = None) -> Iterator[None]:
-    """Shows lines about a phase, from another thread, while the block runs.
-
-    Args:
-        text: the phase, such as "starting Ray".
-        show: shows a line.
-        first: seconds until the first line; None: two.
-    """
+def phase(text: str, show: Callable[[str], None]) -> Iterator[None]:
+    """Shows lines about a phase ("starting Ray"), from another thread, while the block runs."""
     over = threading.Event()
 
     def watch() -> None:
         began, wait = time.monotonic(), LATER_SECONDS
-        if over.wait(FIRST_SECONDS if first is None else first):
+        if over.wait(FIRST_SECONDS):
             return
         show(f"{text} ...")
         while not over.wait(wait):

@@ -8,15 +8,10 @@ from orchestra_flwr.console.printable import printable
 
 
 def reporter(format: str, client: str = "") -> Callable[..., None]:
-    """What shows a line on stdout.
-
-    Args:
-        format: of `logging.format`, text or json.
-        client: whose lines they are; "": a server's.
+    """What shows a line of a client or, without a name, of a server on stdout.
 
     Returns:
-        Takes a line for people and, of a line for programs, the event (else `message`), the level
-        (else what the line begins with decides) and more values, as :func:`json_line` does.
+        Takes a line for people and, where `format` is json, what :func:`json_line` takes beside it.
     """
 
     def report(line: str, event: str = "message", level: str = "", **values: str) -> None:

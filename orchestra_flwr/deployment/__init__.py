@@ -9,6 +9,6 @@ Six rooms, each of which may import those before it and none behind it:
 - ``watch``: what a server and a client show of themselves, and the audit log;
 - ``processes``: what runs at a server and at a client, and the programs of Flower that they start.
 
-``server_config``, ``client_config``, ``watch_config``, ``addresses`` and ``run_queue`` stand
-between ``keys`` and ``processes``.
+``server_config``, ``client_config``, ``addresses`` and ``run_queue`` stand between ``keys`` and
+``processes``.
 """

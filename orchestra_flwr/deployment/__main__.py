@@ -3,11 +3,10 @@
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from orchestra_flwr.commands.endings import run_command
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import at_home
+from orchestra_flwr.files import at_home, beside_package
 
 USAGE = """\
 usage: python -m orchestra_flwr.deployment folder=deploy
@@ -17,13 +16,6 @@ dashboard and alert rules for Prometheus. What each is for: docs/deployment.md, 
 
 Exit code 0: done, 2: an error. A folder that is there is left as it is.
 """
-
-
-def source() -> Path:
-    """Where the files lie: inside an installed package, else beside it."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "deploy"
-    return installed if installed.is_dir() else package.parent / "deploy"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("folder= must name the folder to be made (see --help)")
         folder = at_home(value)
         try:
-            shutil.copytree(source(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                beside_package("deploy"), folder, ignore=shutil.ignore_patterns("__pycache__")
+            )
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"folder={folder}: cannot be made: {reason}") from None

@@ -1,16 +1,24 @@
-"""What an address says about the connection to it."""
+"""Addresses: what one says about the connection to it, and where a process is watched."""
 
 import ipaddress
 from pathlib import Path
+
+from pydantic import Field
+
+from orchestra_flwr.config import Section
+
+
+class WatchConfig(Section):
+    """The address of `/status`, `/metrics` and the page; nobody has to log in there."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int | None = Field(None, ge=0, le=65535)  # None: off; 0: any free one
 
 
 def uses_tls(host: str, insecure: bool, file: Path) -> bool:
     """Whether a connection to `host` uses TLS.
 
-    Args:
-        host: the server's host name or address.
-        insecure: the user has allowed plain text.
-        file: a file that only exists where keys were made; it decides on this machine itself.
+    On this machine itself it does where keys were made: where there is `file`.
     """
     return not insecure and (not is_loopback(host) or file.is_file())
 

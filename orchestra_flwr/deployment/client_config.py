@@ -20,11 +20,11 @@ from orchestra_flwr.config import (
     WithPlugins,
 )
 from orchestra_flwr.config.sections import MAX_THREADS
-from orchestra_flwr.deployment.addresses import uses_tls
-from orchestra_flwr.deployment.keys import NAME_PATTERN
+from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
+from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
 from orchestra_flwr.deployment.keys.server_address import host_of
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.extras import require
+from orchestra_flwr.privacy.client_ledger import ClientBounds
 from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
 
 
@@ -58,13 +58,9 @@ class ClientTrainingConfig(Section):
     precision: Precision | None  # None: as the server says
 
 
-class ClientPrivacyConfig(Section):
-    """What a client allows, whatever its server asks for."""
+class ClientPrivacyConfig(ClientBounds):
+    """What a client allows, of sums as well."""
 
-    k_min: int = Field(ge=1)  # least images that a released row stands for
-    epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
-    total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
-    delta: float = Field(ge=1e-12, lt=1)
     secure_aggregation: bool = False  # true: runs without it are refused
     min_cohort: int = Field(LEAST_COHORT, ge=LEAST_COHORT)  # clients in a sum, at least
     # Most for its updates in noisy sums of all runs, at delta; None: as a run says.

@@ -36,13 +36,9 @@ MAX_REASON = 500  # characters
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """One run of a queue.
+    """One run of a queue."""
 
-    Attributes:
-        path: its folder, named by its number.
-    """
-
-    path: Path
+    path: Path  # its folder, named by its number
 
     @property
     def name(self) -> str:
@@ -111,10 +107,7 @@ class QueuedRun:
 
 
 class RunQueue:
-    """A folder of runs.
-
-    Args:
-        folder: is made by the server.
+    """A folder of runs, which the server makes.
 
     Raises:
         ConfigError: it is no folder, belongs to another user, or others may write to it.
@@ -200,7 +193,6 @@ class RunQueue:
 
         Raises:
             ConfigError: there is no such run, or it has ended.
-            OSError: it cannot be written.
         """
         runs = {run.name: run for run in self.runs()}
         if name not in runs:

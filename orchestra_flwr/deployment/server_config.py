@@ -14,9 +14,8 @@ from orchestra_flwr.config import (
     PathText,
     Section,
 )
-from orchestra_flwr.deployment.addresses import uses_tls
+from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.methods import release_of
 
 # What a server with a queue is started with; all else each run says.

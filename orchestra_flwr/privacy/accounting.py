@@ -24,23 +24,15 @@ MAX_REFINEMENT = 64  # of a grid, beyond what the weakest noise of the releases 
 class ClusteringMechanism:
     """The noise that makes one clustering (epsilon, delta)-differentially private.
 
-    Attributes:
-        epsilon: what one release may cost.
-        delta: the probability with which it may cost more.
-        depth: levels of the tree below its root; depth + 1 counts see each row.
-        sum_noise: standard deviation of the Gaussian noise of sums of rows of norm at most 1.
-        count_noise: the a of the discrete Laplace noise of counts, whose probabilities fall
-            as exp(-a |x|).
-
     Raises:
         ValueError: a value is out of its range.
     """
 
-    epsilon: float
-    delta: float
-    depth: int
-    sum_noise: float
-    count_noise: float
+    epsilon: float  # what one release may cost
+    delta: float  # the probability with which it may cost more
+    depth: int  # levels of the tree below its root; depth + 1 counts see each row
+    sum_noise: float  # standard deviation of Gaussian noise, for sums of rows of norm at most 1
+    count_noise: float  # the a of discrete Laplace noise, whose probabilities fall as exp(-a |x|)
 
     def __post_init__(self) -> None:
         check_budget(self.epsilon, self.delta)
@@ -68,10 +60,7 @@ def calibrate(epsilon: float, delta: float, depth: int = 20) -> ClusteringMechan
     slow core: a fast search comes close to alpha, and dp-accounting's accountant, whose coarser
     rounding needs 0.1 % more noise, decides.
 
-    Args:
-        epsilon: positive.
-        delta: between 0 and 1.
-        depth: levels of the tree below its root; between 3 and 20 the noise differs by 2 %.
+    Between depths of 3 and 20 the noise differs by 2 %.
 
     Raises:
         ValueError: a value is out of its range, or so small that no noise suffices.
@@ -112,7 +101,7 @@ def spent(releases: Mapping[ClusteringMechanism, int], delta: float) -> float:
     the bound here (connecting the dots: Doroshenko et al., 2022) is tighter, and never too low.
 
     Args:
-        releases: how many there were, at least 0, by the noise of one.
+        releases: how many there were, by the noise of one.
         delta: between 0 and 1.
 
     Raises:

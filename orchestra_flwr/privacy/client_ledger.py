@@ -4,31 +4,29 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestra_flwr.config import ConfigError
+from pydantic import Field
+
+from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
 from orchestra_flwr.privacy.release_record import ReleaseRecord, RoundNumber
+
+if TYPE_CHECKING:  # it imports torch, for which --help must not wait
+    from orchestra_flwr.privacy.release import Release
 
 
 class BudgetSpentError(ConfigError):
     """A run that asks for more than is left of `privacy.total_epsilon`."""
 
 
-@dataclass(frozen=True)
-class ClientBounds:
-    """What a client allows.
+class ClientBounds(Section):
+    """What a client allows, whatever its server asks for."""
 
-    Attributes:
-        delta: the probability with which its releases may cost more than epsilon.
-        k_min: images that a released row must stand for, at least.
-        epsilon: what one release may cost; None: anything.
-        total_epsilon: what all releases, of all runs and to all servers, may cost; None: anything.
-    """
-
-    delta: float
-    k_min: int = 1
-    epsilon: float | None = None
-    total_epsilon: float | None = None
+    k_min: int = Field(ge=1)  # images that a released row stands for, at least
+    epsilon: float | None = Field(ge=1e-4)  # most for one release, at delta; None: as a run says
+    total_epsilon: float | None = Field(ge=1e-4)  # most for all releases of all runs; None: any
+    delta: float = Field(ge=1e-12, lt=1)
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,10 @@ class RunRelease:
 class ClientLedger:
     """A client's bounds and the record of what it ever released, over all runs and servers.
 
+    The record's file is continued where it exists.
+
     A line is on the disk before the client computes the release. A round that a resumed server
     repeats counts again: the noise of a real client is fresh.
-
-    Args:
-        file: the record; it is continued where it exists.
-        bounds: what the client allows.
 
     Raises:
         ConfigError: the record cannot be read or is damaged.
@@ -63,23 +59,16 @@ class ClientLedger:
         """How many releases there were so far, by the noise of one."""
         return Counter(entry.noise for entry in self._record.entries)
 
-    def check(
-        self, run: str, mechanism: ClusteringMechanism | None, *, k_min: int | None, label: str
-    ) -> None:
-        """Refuses a run that asks for more than this client allows.
-
-        Args:
-            run: its name.
-            mechanism: the noise of one release; None: there is none.
-            k_min: images that a released row stands for, at least; None: rows do not stand for
-                images.
-            label: what is released, in the plural, for messages.
+    def check(self, run: str, release: "Release", images: int) -> None:
+        """Refuses a run that asks for more than this client, with so many images, allows.
 
         Raises:
             ConfigError: names the key, and what this client allows; a
                 :class:`BudgetSpentError` where all releases together would exceed it.
         """
-        bounds = self._bounds
+        release.check_images(images)
+        mechanism = release.mechanism  # also without bounds: it needs a library that may be missing
+        bounds, k_min = self._bounds, release.min_images
         if k_min is not None and k_min < bounds.k_min:
             raise ConfigError(
                 f"privacy.k_min={k_min}: this client asks for at least {bounds.k_min}"
@@ -90,8 +79,8 @@ class ClientLedger:
             return
         if mechanism is None:
             raise ConfigError(
-                f"privacy.epsilon: the run's {label} must be differentially private with this "
-                f"client, which allows {texts[0]}"
+                f"privacy.epsilon: the run's {release.label} must be differentially private with "
+                f"this client, which allows {texts[0]}"
             )
         self._check_one_release(mechanism)
         self._check_total(run, mechanism)
@@ -104,11 +93,6 @@ class ClientLedger:
         """
         entries = self._record.entries
         return not any(entry.round == round_ and entry.noise == mechanism for entry in entries)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether earlier releases limit later ones (`privacy.total_epsilon`)."""
-        return self._bounds.total_epsilon is not None
 
     def release(self, run: str, round_: int, mechanism: ClusteringMechanism) -> bool:
         """Records a release that is about to be made; False: it would exceed `total_epsilon`.

@@ -25,15 +25,10 @@ EXACT = Context(prec=60)
 def discrete_gaussian(key: bytes, bits: int, count: int) -> np.ndarray:
     """(count,) independent values in int32 of the deviation 2^bits, the same for the same key.
 
-    A second of a core makes 11 million.
-
-    Args:
-        key: 32 secret bytes, which nothing else is drawn from.
-        bits: from 0 to 24.
-        count: how many.
+    A second of a core makes 11 million. Nothing else is drawn from the key, of 32 secret bytes.
 
     Raises:
-        ValueError: bits out of their range.
+        ValueError: bits that are not from 0 to 24.
     """
     if not 0 <= bits <= MOST_BITS:
         raise ValueError(f"a deviation of 2^{bits}: it must be from 2^0 to 2^{MOST_BITS}")

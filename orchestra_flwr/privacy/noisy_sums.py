@@ -37,18 +37,13 @@ TRIED_AGAIN = 2.0**-10
 class NoisySum:
     """How the clients of one sum scale, bound and cover their updates.
 
-    Attributes:
-        noise_multiplier: deviation of the noise that is relied on, in units of the bound.
-        clients: that the sum began with.
-        size: values of an update.
-
     Raises:
         ValueError: the noise, or what it must cover, does not fit into 32 bits.
     """
 
-    noise_multiplier: float
-    clients: int
-    size: int
+    noise_multiplier: float  # deviation of the noise that is relied on, in units of the bound
+    clients: int  # that the sum began with
+    size: int  # values of an update
 
     def __post_init__(self) -> None:
         if not 2.0**-40 < self.noise_multiplier < 2.0**40 or self._largest >= 2**31:

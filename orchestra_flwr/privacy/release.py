@@ -75,13 +75,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client sends at the end of a round, as its method's :class:`Release` says.
+    """What one client sends at the end of a round, as its method's :class:`Release` says."""
 
-    Attributes:
-        arrays: name to (rows, width) tensor; rows may differ between clients.
-        smallest_group: different images behind the row with the fewest of them; 0 where no row
-            was made; None where the rows do not stand for images.
-    """
-
+    # Name to (rows, width); rows may differ between clients.
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
+    # Different images behind the row with the fewest of them; 0 where no row was made; None where
+    # the rows do not stand for images.
     smallest_group: int | None = None

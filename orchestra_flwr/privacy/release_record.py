@@ -44,10 +44,7 @@ class ReleaseRecord(Generic[Entry]):
     def __init__(self, file: Path, kind: type[Entry]) -> None:
         self._file = file
         self._end = file.with_suffix(".end")
-        self._digest, self._is_checked = (
-            "",
-            False,
-        )  # of the last line; whether it has one
+        self._digest, self._is_checked = "", False  # of the last line; whether it has one
         self._digests: list[str] = []
         self._entries = list(self._read(TypeAdapter(kind)))
         self._check_end()
@@ -89,11 +86,7 @@ class ReleaseRecord(Generic[Entry]):
             raise ConfigError(_damaged(self._file, number)) from None
 
     def _check_end(self) -> None:
-        """Compares what the second file says. A crash may leave it one line behind.
-
-        Raises:
-            ConfigError: lines are missing, or it cannot be read.
-        """
+        """Compares what the second file says. A crash may leave it one line behind."""
         try:
             end = json.loads(self._end.read_bytes())
             lines, digest = int(end["lines"]), str(end[DIGEST])
@@ -110,11 +103,7 @@ class ReleaseRecord(Generic[Entry]):
             )
 
     def _checked(self, line: str) -> Any:
-        """The values of a line without its digest.
-
-        Raises:
-            ValueError: this line or an earlier one was changed, or it is no JSON object.
-        """
+        """The values of a line without its digest; a ValueError where it was changed."""
         values = json.loads(line)
         if not isinstance(values, dict):
             raise ValueError("a line must be a JSON object")

@@ -26,8 +26,8 @@ class ServerLedger:
     Args:
         file: the record; it is continued where it exists.
         mechanism: the noise of one release.
-        delta: the probability with which all releases of a client together may cost more.
-        total_epsilon: what all releases of a client may cost; None: anything.
+        delta: of the epsilon of all releases of a client together.
+        total_epsilon: what these may cost; None: anything.
         replays: whether a round that is repeated after a crash draws the same noise for the same
             features, and so releases nothing new. Real clients draw fresh noise.
 

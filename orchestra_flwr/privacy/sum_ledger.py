@@ -22,12 +22,8 @@ class SumLedger:
     """What a client's updates have cost, over all runs and servers, for the client as a whole.
 
     A line is on the disk before the update is sent, so it counts also where no sum came of it, and
-    again where a round is repeated.
-
-    Args:
-        file: the record; it is continued where it exists.
-        limit: epsilon that all may cost together; None: anything, also updates without noise.
-        delta: of this epsilon.
+    again where a round is repeated. The record is continued where it exists. `limit` is the epsilon
+    that all may cost together at `delta`; None: anything, also updates without noise.
 
     Raises:
         ConfigError: the record cannot be read or is damaged.

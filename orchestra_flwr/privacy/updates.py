@@ -33,7 +33,6 @@ def clipped_state(received: np.ndarray, trained: np.ndarray, clip: float) -> np.
     Args:
         received: (size,) float32 state that the server sent.
         trained: (size,) float32 state after training.
-        clip: the bound.
 
     Returns:
         (size,) float32; `trained` itself where it is within the bound.
@@ -58,7 +57,6 @@ def clipped_update(sent: np.ndarray, returned: np.ndarray, clip: float) -> np.nd
     Args:
         sent: (size,) float32 state.
         returned: (size,) float32 state that a client sent back, finite.
-        clip: the bound.
 
     Returns:
         (size,) float64.
@@ -85,12 +83,8 @@ def _blocks(size: int) -> Iterator[slice]:
 def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
     """(count,) independent standard normals in float64, the same for the same key and round.
 
-    A ChaCha20 key stream through the transform of Box and Muller (1958).
-
-    Args:
-        key: 16 to 64 secret bytes.
-        round_: the round; rounds never share a stream.
-        count: how many.
+    A ChaCha20 key stream through the transform of Box and Muller (1958). The key has 16 to 64
+    secret bytes; rounds never share a stream.
     """
     digest = hashlib.blake2b(f"noise/{round_}".encode(), key=key, digest_size=32).digest()
     stream = KeyStream(digest)
@@ -106,10 +100,7 @@ def standard_normals(key: bytes, round_: int, count: int) -> np.ndarray:
 def add_noisy_round(drawn: Iterable[Sequence[int]], clients: int, cohort: int) -> list[list[int]]:
     """`drawn` with one more round, in which `cohort` of `clients` clients were asked.
 
-    Args:
-        drawn: [clients, cohort, rounds] of every kind of round so far.
-        clients: how many could be asked.
-        cohort: how many were asked.
+    It holds [clients, cohort, rounds] of every kind of round so far.
     """
     rounds = {(n, m): count for n, m, count in drawn}
     rounds[clients, cohort] = rounds.get((clients, cohort), 0) + 1

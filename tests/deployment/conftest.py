@@ -29,7 +29,7 @@ from flwr.supercore.run import Run
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 
-from orchestra_flwr.deployment.keys import main
+from orchestra_flwr.deployment.keys.command_line import main
 from orchestra_flwr.deployment.processes import client_process
 from orchestra_flwr.deployment.watch.client_status import ClientStatus
 from orchestra_flwr.flower.deployed_app import APP

@@ -8,7 +8,7 @@ import pytest
 import orchestra_flwr.deployment
 
 ROOT = Path(orchestra_flwr.deployment.__file__).parent
-CONFIGURATION = {"addresses", "server_config", "client_config", "watch_config", "run_queue"}
+CONFIGURATION = {"addresses", "server_config", "client_config", "run_queue"}
 ROOMS = [{"keys"}, CONFIGURATION, {"channel"}, {"gate"}, {"client_work"}, {"watch"}, {"processes"}]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 FILES = [p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py"]

@@ -1,11 +1,13 @@
 """A client's bounds, and what it counts over runs, servers and restarts."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.privacy import ClientBounds, ClientLedger, ClusteringMechanism, spent
+from orchestra_flwr.privacy.release import Release
 
 DELTA = 1e-3
 WEAK = ClusteringMechanism(10.0, 1e-3, 4, 0.42, 0.12)  # the noise of about epsilon 10
@@ -20,11 +22,14 @@ def file(tmp_path):
 
 @pytest.fixture
 def open_ledger(file):
-    return lambda delta=DELTA, **bounds: ClientLedger(file, ClientBounds(delta, **bounds))
+    usual = {"k_min": 1, "epsilon": None, "total_epsilon": None, "delta": DELTA}
+    return lambda **bounds: ClientLedger(file, ClientBounds(**(usual | bounds)))
 
 
-def check(ledger, mechanism=WEAK, run="monday", k_min=2, label="centroids"):
-    ledger.check(run, mechanism, k_min=k_min, label=label)
+def check(ledger, mechanism=WEAK, run="monday", k_min=2, images=100):
+    release = SimpleNamespace(mechanism=mechanism, min_images=k_min, label="centroids")
+    release.check_images = Release({}, "centroids", epsilon=1.0, delta=DELTA).check_images
+    ledger.check(run, release, images)
 
 
 def refusal(ledger, *arguments, **named):
@@ -61,7 +66,7 @@ def test_too_few_images_behind_a_row(open_ledger):
 )
 def test_a_release_without_noise(open_ledger, bounds, allows):
     ledger = open_ledger(**bounds)
-    assert refusal(ledger, None, label="centroids") == (
+    assert refusal(ledger, None) == (
         "privacy.epsilon: the run's centroids must be differentially private with this client, "
         f"which allows {allows}"
     )
@@ -132,11 +137,8 @@ def test_a_record_lacks_a_release_of_another_round_or_noise(open_ledger):
     assert found == {(1, WEAK), (2, STRONG)}
 
 
-@pytest.mark.parametrize(("bounds", "bounded"), [
-    ({}, False), ({"epsilon": 10.0}, False), ({"total_epsilon": 20.0}, True),
-])  # fmt: skip
-def test_earlier_releases_matter_where_their_sum_is_bounded(open_ledger, bounds, bounded):
-    assert open_ledger(**bounds).is_bounded is bounded
+def test_too_many_images_for_the_runs_delta(open_ledger):
+    assert refusal(open_ledger(), images=1000).startswith("privacy.delta=0.001: must be below")
 
 
 def test_nothing_is_released_that_cannot_be_written_down(open_ledger, file):

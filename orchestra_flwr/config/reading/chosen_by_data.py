@@ -23,14 +23,9 @@ logger = logging.getLogger(__name__)
 def chosen_by_data(
     section: type[Section], values: Mapping[str, Any], overrides: Sequence[Override]
 ) -> list[Override]:
-    """Overrides of all rows that fit, without the keys that a command says itself.
+    """Overrides of all rows that fit composed values, without the keys that a command says itself.
 
     A resumed run keeps what was chosen when it began.
-
-    Args:
-        section: the kind of configuration.
-        values: composed and unchecked.
-        overrides: of the command.
 
     Raises:
         ConfigError: the configuration of the run to resume is damaged.

@@ -27,7 +27,6 @@ from orchestra_flwr.config.reading.hydra_overrides import (
 from orchestra_flwr.config.reading.key_descriptions import Described
 from orchestra_flwr.config.reading.overrides import read_overrides
 from orchestra_flwr.config.reading.resume import plain, resumed, touched
-from orchestra_flwr.config.reading.unread import refuse_unread
 from orchestra_flwr.config.reading.user_files import no_yaml, user_files_named
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import (
@@ -37,6 +36,7 @@ from orchestra_flwr.config.section import (
     path_keys,
     section_keys,
     suggestion,
+    why_unread,
 )
 from orchestra_flwr.config.user_packages import are_packages
 
@@ -52,11 +52,8 @@ def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Con
 def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = False) -> C:
     """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
 
-    Args:
-        section: the kind of configuration.
-        overrides: as on a command line.
-        all_read: whether overrides that the run does not read are refused; a sweep shares its
-            overrides between runs that read different ones.
+    With `all_read` overrides that the run does not read are refused; a sweep shares its overrides
+    between runs that read different ones.
 
     With ``resume=<run folder>`` the configuration is that of the run; overrides may repeat it or
     change where it runs (`RESUME_MAY_CHANGE`).
@@ -78,7 +75,7 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     with user_files_named(request):
         config = parse(section, _resolved(section, composed))
     if all_read:
-        refuse_unread(config, said)
+        _refuse_unread(config, said)
     return config
 
 
@@ -94,6 +91,23 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
         OmegaConf.update(composed, key, value)
     values = _resolved(section, composed)
     return Described(section, values, conf_folders_of(request))
+
+
+def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
+    """The overrides, as on a command line, that have an effect; for those that runs share."""
+    unread, paths = config.unread(), set(path_keys(type(config)))
+    keys = [override.key_or_group for override in read_overrides(overrides, paths=paths)]
+    return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]
+
+
+def _refuse_unread(config: Composed, overrides: Sequence[Override]) -> None:
+    """Refuses overrides that have no effect in a run with this configuration."""
+    unread = config.unread()
+    for override in overrides:
+        key = override.key_or_group
+        why = None if override.is_delete() else why_unread(key, unread)
+        if why:
+            raise ConfigError(f"{key}: is not read {why}; leave it out")
 
 
 def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
@@ -134,12 +148,7 @@ def _chooses_files(line: Override, folders: Sequence[Path]) -> bool:
 
 
 def _set(composed: DictConfig, line: Override) -> None:
-    """Sets or deletes a value.
-
-    Raises:
-        OmegaConfBaseException: there is no such key, and the override does not add one.
-        ValueError: there is nothing to delete.
-    """
+    """Sets or deletes a value, with an error where there is no such key."""
     key, value = line.key_or_group, line.value()
     if not line.is_delete():
         OmegaConf.update(composed, key, value, force_add=line.is_add() or line.is_force_add())

@@ -11,6 +11,7 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, section_keys
 from orchestra_flwr.config.user_packages import are_packages, check_named
+from orchestra_flwr.files import beside_package
 from orchestra_flwr.plugins import PluginError, Room, conf_folders, must_be_one_of
 
 
@@ -40,9 +41,7 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Ov
 
 def conf_dir() -> Path:
     """The folder of Hydra's files: inside an installed package, else beside it."""
-    package = Path(__file__).resolve().parents[2]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
+    return beside_package("conf")
 
 
 def packages_of(overrides: Sequence[Override]) -> list[str]:

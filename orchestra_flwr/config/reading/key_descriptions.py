@@ -25,17 +25,11 @@ FIRST = ("small", "default")  # the files of a group that its others build on
 
 @dataclass(frozen=True)
 class Described:
-    """A composed configuration with the meaning of its keys.
-
-    Attributes:
-        section: the kind of configuration.
-        values: its values, resolved.
-        folders: those of `conf/`, a user's packages' as well.
-    """
+    """A composed configuration with the meaning of its keys."""
 
     section: type[Composed]
-    values: Mapping[str, Any]
-    folders: Sequence[Path]
+    values: Mapping[str, Any]  # resolved
+    folders: Sequence[Path]  # those of `conf/`, a user's packages' as well
 
     def every_key(self) -> str:
         """All keys as YAML, each with its value and, as a comment, its meaning."""
@@ -161,12 +155,8 @@ class Described:
 def read_comments(file: Path, section: str = "") -> tuple[str, dict[str, str]]:
     """The comments of a file of `conf/`: those above its first key, and those behind keys.
 
-    Args:
-        file: its path.
-        section: of the keys of a file that is not global.
-
-    Returns:
-        The first ones as one line, and the others by the full names of the keys.
+    The first ones are one line, and the others by the full names of the keys: in `section`, where
+    the file is not global.
     """
     content = file.read_text(encoding="utf-8")
     lines = content.splitlines()

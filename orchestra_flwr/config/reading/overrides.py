@@ -41,9 +41,8 @@ def read_overrides(
 def swept_values(texts: Sequence[str], paths: Container[str] = ()) -> list[list[str]]:
     """The values of each override, as written: `seed=0,1` and `seed=range(0,2)` have two.
 
-    Args:
-        texts: as on a command line.
-        paths: keys whose values are paths: divided by commas outside quotes, otherwise literal.
+    Those of `paths` are divided by commas outside quotes, otherwise literal. Errors are those of
+    :func:`read_overrides`.
 
     Raises:
         ConfigError: one of them cannot be read.
@@ -75,13 +74,10 @@ def _swept_paths(text: str) -> list[str]:
 
 
 def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:
-    """`key=value` for a value of Python's, as on a command line.
+    """`key=value` for a value of Python's, as on a command line; `paths`: keys of paths.
 
-    Args:
-        key: its full name.
-        value: None, a number or a text, or a list or mapping of these. A text is read as on a
-            command line, such as "[a,b]"; one that cannot be read so is quoted.
-        paths: keys whose values are paths.
+    The value is None, a number or a text, or a list or mapping of these. A text is read as on a
+    command line, such as "[a,b]"; one that cannot be read so is quoted.
     """
     plain = f"{key}={value}"
     if isinstance(value, str):

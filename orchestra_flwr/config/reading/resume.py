@@ -54,8 +54,7 @@ def resumed(
         section: the kind of configuration.
         composed: of the overrides; changed.
         overrides: as on a command line.
-        suggested: keys that nobody has set and that choices suggest a value for: they are as the
-            run has them.
+        suggested: keys that nobody has set: they are as the run has them.
 
     Raises:
         ConfigError: there is no such run, its configuration is damaged, or an override would change
@@ -119,11 +118,7 @@ def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _check_growth(run: Any, new: Any, old: Any) -> None:
-    """Refuses fewer rounds, and more where the number of rounds changes the earlier ones.
-
-    Raises:
-        ConfigError: one or the other.
-    """
+    """Refuses fewer rounds, and more where the number of rounds changes the earlier ones."""
     if isinstance(new, int) and new < old:
         raise ConfigError(
             f"{MAY_GROW}={new}: a resumed run can only get more rounds than {MAY_GROW}={old}"

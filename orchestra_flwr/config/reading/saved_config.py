@@ -63,11 +63,8 @@ def read_config_file(file: Path) -> dict[str, Any]:
 def read_run(folder: Path, plugins: Collection[str] = ()) -> Config:
     """The configuration of a finished run, simulated or of a server.
 
-    What only a server's has, addresses and keys, is left out.
-
-    Args:
-        folder: of the run.
-        plugins: the users' packages that the caller names.
+    What only a server's has, addresses and keys, is left out. `plugins` are the users' packages
+    that the caller names.
 
     Raises:
         ConfigError: one line that names the file: it is missing or damaged, or asks for packages

@@ -41,15 +41,12 @@ def _file_of(message: str, overrides: Sequence[Override]) -> Path | None:
     group, _, option = key.partition(".")
     if (option and key in values) or message.startswith(f"{group}={values.get(group)}:"):
         return None
+    names_key = re.compile(rf"\b{re.escape(key.rpartition('.')[2])}\s*:")
     chosen = [*values.items(), (group, option.partition(".")[0])]  # a term is named by its key
     for folder in conf_folders_of(overrides)[1:]:
         for part, name in chosen:
             file = folder / part / f"{name}.yaml"
             is_here = part == group and (not option or message == f"{key}: must be given")
-            if file.is_file() and (is_here or _names(file, key.rpartition(".")[2])):
+            if file.is_file() and (is_here or names_key.search(file.read_text("utf-8"))):
                 return file
     return None
-
-
-def _names(file: Path, key: str) -> bool:
-    return re.search(rf"(?m)\b{re.escape(key)}\s*:", file.read_text("utf-8")) is not None

@@ -11,22 +11,14 @@ class ChannelClosedError(ConnectionError):
 
 
 class Channel:
-    """One end; a context manager that closes it.
-
-    Args:
-        connection: of :func:`multiprocessing.Pipe`, or made of its file descriptor.
-    """
+    """One end; a context manager that closes it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
 
     def send(self, event: dict[str, Any]) -> None:
-        """Sends a JSON object; from any thread.
-
-        Raises:
-            ChannelClosedError: nobody can receive it.
-        """
+        """Sends a JSON object, from any thread; ChannelClosedError: nobody can receive it."""
         try:
             with self._sending:
                 self._connection.send_bytes(json.dumps(event).encode())
@@ -34,11 +26,7 @@ class Channel:
             raise ChannelClosedError(f"the other end of a channel is closed: {error}") from None
 
     def receive(self) -> dict[str, Any]:
-        """Waits for the next JSON object.
-
-        Raises:
-            ChannelClosedError: none can come any more.
-        """
+        """Waits for the next JSON object; ChannelClosedError: none can come any more."""
         try:
             event: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:

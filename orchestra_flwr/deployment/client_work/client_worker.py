@@ -56,7 +56,6 @@ class ClientWorker:
         config: the client's configuration.
         name: the client's name.
         folder: for the record of releases, and for the state of this client in runs.
-        report: takes a line about what happens.
         signatures: of secure aggregation; None: this client has no keys.
 
     Raises:
@@ -121,7 +120,8 @@ class ClientWorker:
             self.problem = None
             self._report(
                 f"takes part with {count} images of {size} x {size} pixels: "
-                f"{config.method.name}, {config.model.name}, {_rounds(config)}"
+                f"{config.method.name}, {config.model.name}, "
+                f"{counted(config.federation.rounds, 'round')}"
             )
             if secure:
                 self._report(self._sums.promise)
@@ -195,12 +195,7 @@ class ClientWorker:
         return f"{head} not sent: share.personal_accuracy=false"
 
     def _client(self, received: Config, run: str) -> OrchestraClient:
-        """The client of this configuration and run, the latest one where they are the same.
-
-        Raises:
-            RefusalError: images, labels or what this client allows do not fit the configuration,
-                or it exposes single images.
-        """
+        """The client of this configuration and run, the latest one where they are the same."""
         if self._latest is None or self._latest[0] != (received, run):
             config = self._settings.for_this_machine(received)
             images = self._load(config)
@@ -230,11 +225,7 @@ class ClientWorker:
         return client, self._releases.record(received, task)
 
     def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
-        """Compares what this client remembers of the run with what its server used of it.
-
-        Raises:
-            RefusalError: as :meth:`ReleaseHistory.missing`.
-        """
+        """Compares what this client remembers of the run with what its server used of it."""
         if TRAINED in task and client.state_folder is not None and client.state_folder.is_empty:
             latest = int(task[TRAINED])  # type: ignore[arg-type]
             self._report(
@@ -245,12 +236,7 @@ class ClientWorker:
             self._report(line)
 
     def _accept(self, task: ConfigRecord) -> Config:
-        """The configuration of a run in which this client can take part, on this machine.
-
-        Raises:
-            RefusalError: it cannot; one line says what to change, and where.
-            ConfigError: the same, of a key in the server's configuration.
-        """
+        """The configuration of a run in which this client can take part, on this machine."""
         check_version(str(task["version"]))
         received = self._settings.received(task)
         config = self._settings.for_this_machine(received)
@@ -270,11 +256,7 @@ class ClientWorker:
         return config
 
     def _load(self, config: Config) -> ImageSet:
-        """This client's images on its device, of the size that the server trains on.
-
-        Raises:
-            RefusalError: the images are missing or cannot be used.
-        """
+        """This client's images on its device, of the size that the server trains on."""
         if self._images is None or self._image_size != config.data.image_size:
             local = self._config.data
             data = {
@@ -293,10 +275,6 @@ class ClientWorker:
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
-
-
-def _rounds(config: Config) -> str:
-    return counted(config.federation.rounds, "round")
 
 
 def _describe(error: Exception) -> str:

@@ -29,10 +29,7 @@ WEIGHTS, DESCRIPTION, CARD = "encoder.safetensors", "encoder.json", "README.md"
 class EncoderStore:
     """The folder `encoder` of a client, with weights, description and model card.
 
-    Args:
-        folder: the client's own.
-        limit: bytes of the largest encoder that is stored.
-        plugins: users' packages that may hold its backbone; no others are imported.
+    An encoder has at most `limit` bytes; of users' packages only `plugins` are imported for it.
     """
 
     def __init__(self, folder: Path, limit: float, plugins: Sequence[str]) -> None:

@@ -30,22 +30,16 @@ def check_version(server: str) -> None:
 
 
 class ReceivedSettings:
-    """Reads the configurations that servers send to one client.
+    """Reads the configurations that servers send to one client, whose own is `config`.
 
-    Args:
-        config: the client's own.
+    What cannot be accepted is a :class:`RefusalError`; a wrong key or value is a ConfigError.
     """
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
 
     def received(self, task: ConfigRecord) -> Config:
-        """The server's configuration.
-
-        Raises:
-            RefusalError: it names packages that this client does not allow; they are not imported.
-            ConfigError: a key or a value is not allowed.
-        """
+        """The server's configuration; packages that this client does not allow are not imported."""
         text = str(task["config"])
         allowed = self._config.plugins
         wanted = requested_plugins(text)
@@ -61,9 +55,8 @@ class ReceivedSettings:
     def for_this_machine(self, config: Config) -> Config:
         """The server's configuration with this machine's device, threads, precision and teacher.
 
-        Raises:
-            RefusalError: it exposes single images (the server refuses that too, but it may run
-                other code than ours), or shows single updates to a server that shall see sums.
+        One that exposes single images is refused: the server refuses that too, but it may run other
+        code than ours.
         """
         if self._config.privacy.secure_aggregation and not config.privacy.secure_aggregation:
             raise RefusalError(
@@ -89,11 +82,7 @@ class ReceivedSettings:
         return config.model_copy(update=here)
 
     def check_model(self, config: Config, server_schema: str) -> None:
-        """Refuses a server that trains on other images, another model, or with other plug-ins.
-
-        Raises:
-            RefusalError: says what to install, or to start the client with.
-        """
+        """Refuses a server that trains on other images, another model, or with other plug-ins."""
         size, wanted = config.data.image_size, self._config.data.image_size
         if wanted is not None and wanted != size:
             raise RefusalError(

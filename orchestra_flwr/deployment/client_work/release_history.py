@@ -11,49 +11,30 @@ from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import release_of
-from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
+from orchestra_flwr.privacy.client_ledger import ClientLedger
 
 
 class ReleaseHistory:
-    """The record of a client's private releases, and the bounds that the client sets them.
-
-    Args:
-        config: the client's configuration.
-        folder: where the record is, or begins: releases.jsonl.
+    """A client's private releases: its bounds on them, and their record, releases.jsonl.
 
     Raises:
         ConfigError: the record cannot be read.
     """
 
     def __init__(self, config: ClientConfig, folder: Path) -> None:
-        bounds = config.privacy
         self._file = folder / "releases.jsonl"
-        self._ledger = ClientLedger(
-            self._file,
-            ClientBounds(bounds.delta, bounds.k_min, bounds.epsilon, bounds.total_epsilon),
-        )
+        self._ledger = ClientLedger(self._file, config.privacy)
+        self._is_bounded = config.privacy.total_epsilon is not None
 
     def check(self, received: Config, images: int) -> None:
-        """Refuses a run whose releases exceed what this client allows.
-
-        Args:
-            received: the server's configuration.
-            images: how many this client has.
+        """Refuses a run whose releases exceed what this client, with so many images, allows.
 
         Raises:
             RefusalError: names the key, and what this client allows.
         """
-        release = release_of(received)
-        if release is None:
-            return
-        with as_refusal(Failure.PRIVACY_REFUSED):
-            release.check_images(images)
-            self._ledger.check(
-                _run_digest(received),
-                release.mechanism,
-                k_min=release.min_images,
-                label=release.label,
-            )
+        if (release := release_of(received)) is not None:
+            with as_refusal(Failure.PRIVACY_REFUSED):
+                self._ledger.check(_run_digest(received), release, images)
 
     def missing(self, received: Config, task: ConfigRecord) -> str | None:
         """Compares the record with what the server says that it used of this client.
@@ -77,7 +58,7 @@ class ReleaseHistory:
             f"the server has this client's {release.label} of round {used}, which "
             f"{self._file} does not hold: it was removed, or is an older copy"
         )
-        if self._ledger.is_bounded:
+        if self._is_bounded:
             raise RefusalError(
                 f"{line}; put it back as it was: without it nobody knows what is left of "
                 "privacy.total_epsilon",

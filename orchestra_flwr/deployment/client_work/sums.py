@@ -20,11 +20,7 @@ from orchestra_flwr.privacy.sum_ledger import SumLedger
 class Sums:
     """The sums that a client takes part in; their secrets are in its memory alone.
 
-    Args:
-        config: the client's configuration.
-        name: the client's.
-        folder: for the records of its updates, and of the lists of clients that it confirmed.
-        signatures: None: this client has no keys.
+    In `folder` are the records of its updates, and of the lists of clients that it confirmed.
 
     Raises:
         ConfigError: a record cannot be read.
@@ -79,12 +75,6 @@ class Sums:
         report: Callable[[str], None],
     ) -> RecordDict:
         """The reply to a task of a stage.
-
-        Args:
-            received: the server's configuration.
-            content: of the message.
-            client: makes the client that trains.
-            report: takes a line about it.
 
         Raises:
             RefusalError: the run has no secure aggregation, or as :meth:`check`.

@@ -26,11 +26,6 @@ class Admission:
     """Accepts connections, and turns away those above the limits.
 
     uvicorn could do it, but reports no failed handshake.
-
-    Args:
-        tls: None: plain HTTP.
-        refusals: for reports of clients that were turned away.
-        protocol: makes the protocol of a connection.
     """
 
     def __init__(

@@ -50,10 +50,7 @@ class Call:
     ) -> None:
         """Answers with a small JSON object.
 
-        Args:
-            status: of HTTP.
-            content: the object.
-            stranger: the rest of the request, and another one, need not be waited for.
+        A stranger's rest of the request, or another one, need not be waited for.
         """
         if stranger:
             self._connection.hurry()

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePub
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from orchestra_flwr.deployment.keys import key_fingerprint
+from orchestra_flwr.deployment.keys.client_keys import key_fingerprint
 from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD
 
 PUBLIC_KEY = b"flwr-public-key"
@@ -29,11 +29,7 @@ def public_key(headers: Mapping[bytes, bytes]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def fingerprint(key: bytes) -> str:
-    """The fingerprint of a public key as `ssh-keygen -l` prints it.
-
-    Args:
-        key: PEM; what is no key gives "(unreadable)".
-    """
+    """The fingerprint of a key (PEM) as `ssh-keygen -l` prints it; "(unreadable)" of none."""
     try:
         return key_fingerprint(load_pem_public_key(key))
     except (ValueError, UnsupportedAlgorithm):

@@ -30,14 +30,7 @@ class Connection(HttpToolsProtocol):
     """Reports and ends what is no request, comes out of turn, or takes too long.
 
     The rest of a request that was answered early is read and dropped: where a connection is closed
-    in the middle, a SuperNode tries again for ever.
-
-    Args:
-        peer: the client's address.
-        refusals: for reports.
-        ended: called when the connection is closed.
-        config: uvicorn's.
-        server_state: uvicorn's.
+    in the middle, a SuperNode tries again for ever. `ended` is called when this one is closed.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ from orchestra_flwr.deployment.gate.client_identity import (
     has_good_clock,
     is_signed,
 )
-from orchestra_flwr.deployment.gate.delivery import Delivery
 from orchestra_flwr.deployment.gate.fleet_methods import (
     DEACTIVATE,
     HEARTBEAT,
@@ -29,7 +28,7 @@ from orchestra_flwr.deployment.gate.fleet_methods import (
     POLLING_PATHS,
     REGISTRATION_PATHS,
 )
-from orchestra_flwr.deployment.gate.recent_answers import RecentAnswers
+from orchestra_flwr.deployment.gate.recent_answers import Delivery, RecentAnswers
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
@@ -49,28 +48,18 @@ FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
 class Forwarder:
     """An ASGI application that passes the Fleet API on to the SuperLink, and nothing else.
 
-    A refused client gets an answer; the rest of its request is read and dropped.
-
-    Args:
-        upstream: the SuperLink.
-        reply_limit: as of the gate.
-        names: as of the gate; None: anyone may come.
-        refusals: for reports of what it turned away.
-
-    Attributes:
-        waiting: the clients that wait for a message.
+    A refused client gets an answer; the rest of its request is read and dropped. Without `names`,
+    which are those of the gate, anyone may come.
     """
 
     def __init__(
         self,
         upstream: Upstream,
-        *,
-        reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]] | None,
         refusals: Refusals,
     ) -> None:
         self._upstream = upstream
-        self.reply_limit = reply_limit
+        self.reply_limit: int | None = None  # bytes that a client may push for one message
         self._names = names
         self._turns = Turns()
         self._answers = RecentAnswers()
@@ -78,7 +67,7 @@ class Forwarder:
         self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
         self._first_refusal: dict[bytes, float] = {}  # of those that it has not
-        self.waiting = Waiting()
+        self.waiting = Waiting()  # the clients that wait for a message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -171,10 +160,7 @@ class Forwarder:
 
         The SuperLink gives a message once. If the network fails while it is on its way, the client
         asks again, and without it the round would wait until its timeout. A client that is sent a
-        message has a budget for one reply; nothing else renews it.
-
-        Returns:
-            None where the SuperLink is not there; the client has its answer.
+        message has a budget for one reply; nothing else renews it. None as of :meth:`_ask`.
         """
         answered = await self._ask(call, body)
         if answered is None:

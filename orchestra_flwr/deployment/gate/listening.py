@@ -27,8 +27,7 @@ from orchestra_flwr.deployment.gate.forward import Forwarder
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.tls import client_context, server_context
 from orchestra_flwr.deployment.gate.upstream import Upstream
-from orchestra_flwr.deployment.gate.waiting import Waiting
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 
 STOP_SECONDS = 2
 
@@ -41,12 +40,13 @@ class Gate:
         port: the port to listen on; 0 takes a free one.
         upstream: the SuperLink's socket.
         tls: for both sides; None: plain HTTP on both.
-        reply_limit: the bytes that a client may push for one message that it received; None:
-            no limit.
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
             it); None for one that the SuperLink does not have yet, and that may try again in a
             while. With TLS no other key is served. Called for every request: it has to be quick.
         report: takes a line for everything that is turned away; called from the gate's thread.
+
+    Raises:
+        ConfigError: a file of `tls` cannot be used.
     """
 
     def __init__(
@@ -56,19 +56,15 @@ class Gate:
         upstream: Path,
         *,
         tls: ServerFiles | None,
-        reply_limit: int | None,
         names: Callable[[], Mapping[bytes, str | None]],
         report: Callable[[str], None],
     ) -> None:
         self.port = port
         self._host = host
-        self._upstream = upstream
-        self._tls = tls
-        self._reply_limit = reply_limit
-        self._names = names
+        self._tls = server_context(tls)
         self._refusals = Refusals(report)
-        self._waiting: Waiting | None = None
-        self._forwarder: Forwarder | None = None
+        self._upstream = Upstream(upstream, client_context(tls))
+        self._forwarder = Forwarder(self._upstream, names if tls else None, self._refusals)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._close: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
@@ -77,39 +73,30 @@ class Gate:
         """Listens when it returns.
 
         Raises:
-            ConfigError: the address cannot be listened on, or a file of `tls` cannot be used.
+            ConfigError: the address cannot be listened on.
         """
-        tls, verify = server_context(self._tls), client_context(self._tls)
         server_socket = listen(self._host, self.port)
         self.port = server_socket.getsockname()[1]
-        upstream = Upstream(self._upstream, verify)
-        forwarder = Forwarder(
-            upstream,
-            reply_limit=self._reply_limit,
-            names=self._names if self._tls else None,
-            refusals=self._refusals,
-        )
-        config = _http(forwarder)
+        config = _http(self._forwarder)
         server = uvicorn.Server(config)
         admission = Admission(
-            tls,
+            self._tls,
             self._refusals,
             lambda peer, ended: Connection(
                 peer, self._refusals, ended, config, server.server_state
             ),
         )
-        self._waiting, self._forwarder = forwarder.waiting, forwarder
 
         async def serve() -> None:
             admission.open(server_socket)
             await server.serve([])  # none of its own sockets
             admission.close()
-            await upstream.close()
+            await self._upstream.close()
             self._refusals.close()
 
         def close() -> None:
             admission.close()
-            forwarder.waiting.close()
+            self._forwarder.waiting.close()
             server.should_exit = True
 
         def run() -> None:
@@ -124,22 +111,15 @@ class Gate:
 
     def limit_replies(self, limit: int | None) -> None:
         """From now on a client may push so many bytes for one message; None: any number."""
-        self._reply_limit = limit
-        if self._forwarder is not None:
-            self._forwarder.reply_limit = limit
+        self._forwarder.reply_limit = limit
 
     def connected(self) -> list[bytes]:
         """The public key of each client that waits for a message; empty ones in plain text."""
-        return [] if self._waiting is None else self._waiting.keys()
+        return self._forwarder.waiting.keys()
 
     def wake(self, node: int) -> None:
-        """Lets a client know at once that there is a message for it.
-
-        Args:
-            node: the number that the SuperLink gave the client.
-        """
-        if self._waiting is not None:
-            self._in_loop(partial(self._waiting.wake, node))
+        """Lets a client, by its number at the SuperLink, know that there is a message for it."""
+        self._in_loop(partial(self._forwarder.waiting.wake, node))
 
     def stop(self) -> None:
         """Closes every connection; requests under way get two seconds."""

@@ -1,8 +1,9 @@
-"""What the SuperLink has answered to requests that clients repeat, such as heartbeats."""
+"""What the gate remembers: answers to requests that clients repeat, and messages on their way."""
 
 import hashlib
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from orchestra_flwr.deployment.gate.call import Call
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
@@ -11,6 +12,18 @@ MOST = 8192  # answers, two of a client: what clients send must not fill the mem
 LONGEST = 1024  # bytes of one: larger ones are messages, which are given once
 
 Answer = tuple[UpstreamResponse, bytes]
+
+
+@dataclass
+class Delivery:
+    """The message that a client was sent last, and what it has sent in reply."""
+
+    request: bytes  # the body of the pull-messages that asked for it
+    response: UpstreamResponse
+    content: bytes  # of the response
+    received: bool = False  # the client has gone on to another request
+    reply_bytes: int = 0  # in push-object
+    reply: bytes = b""  # the body of its last push-messages
 
 
 class RecentAnswers:

@@ -31,10 +31,8 @@ class _Repetitions:
 class Refusals:
     """Writes a line at once, and counts its repetitions for the next minute.
 
-    Lines begin with "refused: ", unless they are no more than notes.
-
-    Args:
-        write: takes a line; called from the thread of the event loop.
+    Lines begin with "refused: ", unless they are no more than notes; they are written from the
+    thread of the event loop.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:

@@ -3,7 +3,7 @@
 import ssl
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 
 # As Flower's own limit: a SuperNode gives up after 30 s without a byte.
 HANDSHAKE_SECONDS = 30.0
@@ -23,11 +23,7 @@ REASONS = {
 
 
 def server_context(tls: ServerFiles | None) -> ssl.SSLContext | None:
-    """What clients connect to.
-
-    Raises:
-        ConfigError: the certificate or its key cannot be used.
-    """
+    """What clients connect to; raises a ConfigError where the certificate cannot be used."""
     if tls is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -42,11 +38,7 @@ def server_context(tls: ServerFiles | None) -> ssl.SSLContext | None:
 
 
 def client_context(tls: ServerFiles | None) -> ssl.SSLContext | None:
-    """What the gate checks the SuperLink's certificate with.
-
-    Raises:
-        ConfigError: the CA's certificate cannot be used.
-    """
+    """What the gate checks the SuperLink's certificate with; raises a ConfigError likewise."""
     if tls is None:
         return None
     try:

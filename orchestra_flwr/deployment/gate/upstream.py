@@ -40,12 +40,7 @@ class UpstreamResponse:
 
 
 class Upstream:
-    """An HTTP/1.1 client for one server; connections are used again.
-
-    Args:
-        socket: where the server listens.
-        tls: what its certificate is checked with; None: plain HTTP.
-    """
+    """An HTTP/1.1 client for the server at a socket; connections are used again."""
 
     def __init__(self, socket: Path, tls: ssl.SSLContext | None) -> None:
         self._socket = str(socket)
@@ -62,11 +57,7 @@ class Upstream:
     ) -> AsyncIterator[UpstreamResponse]:
         """Sends a request and gives the response.
 
-        Args:
-            method: of HTTP.
-            path: of HTTP.
-            headers: with the length of the body.
-            body: if it raises, the request ends with that.
+        The headers say the body's length. If the body raises, the request ends with that.
 
         Raises:
             UpstreamError: there is no response, or (inside of the context) not all of one.

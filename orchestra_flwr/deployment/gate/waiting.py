@@ -75,12 +75,11 @@ class Waiting:
         """Lets a request of this node wait; an earlier one of the same node ends.
 
         A client that was cut off comes back while its old request still waits, which must not take
-        the message.
+        the message. The request waits for `seconds` or `WAIT_SECONDS`, whichever are fewer.
 
         Args:
             node: the number that the SuperLink gave it.
             receive: of ASGI; the whole request was received.
-            seconds: the request may wait so long, and never longer than `WAIT_SECONDS`.
             key: the client's public one; empty in plain text.
         """
         if (old := self._waiters.get(node)) is not None:

@@ -49,11 +49,7 @@ class Dated:
     remedy: str
 
     def check(self) -> None:
-        """Checks that it is valid now.
-
-        Raises:
-            ConfigError: expired or not yet valid.
-        """
+        """Raises a :class:`ConfigError` unless it is valid now."""
         now = datetime.now(UTC)
         start = self.certificate.not_valid_before_utc
         if now < start:
@@ -76,14 +72,7 @@ class Dated:
 
 
 def load_authorities(path: Path, remedy: str) -> list[Dated]:
-    """The authorities that a file trusts: two while one takes the place of the other.
-
-    Args:
-        path: ca.crt, one or more certificates in PEM format.
-        remedy: how to get a missing one.
-
-    Returns:
-        Those that are valid; at least one.
+    """The valid authorities that ca.crt trusts: two while one takes the place of the other.
 
     Raises:
         ConfigError: missing or damaged, or all have expired or are not yet valid.

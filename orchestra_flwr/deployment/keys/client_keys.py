@@ -115,7 +115,7 @@ def key_fingerprint(key: PublicKeyTypes) -> str:
 
 
 def load_public_key(path: Path) -> PublicKey:
-    """Reads a ``.pub`` file.
+    """Reads a ``.pub`` file; errors as in :meth:`PublicKey.parse`.
 
     Raises:
         ConfigError: missing, unreadable or no ECDSA public key in OpenSSH's format.
@@ -125,11 +125,7 @@ def load_public_key(path: Path) -> PublicKey:
 
 
 def check_name(name: str) -> str:
-    """Returns a client's name if it is one.
-
-    Raises:
-        ConfigError: it does not match `NAME_PATTERN`.
-    """
+    """A client's name; raises a :class:`ConfigError` where it does not match `NAME_PATTERN`."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(f"{name!r} is no name of a client: {NAME_RULE}")
     return name
@@ -194,11 +190,7 @@ def default_name(unique: str) -> str:
 
 
 def load_private_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
-    """A client's private key.
-
-    Raises:
-        ConfigError: it is missing, damaged, or none.
-    """
+    """A client's private key; raises a :class:`ConfigError` as :func:`client_files`."""
     data = read(path, remedy)
     try:
         key = load_ssh_private_key(data, password=None)

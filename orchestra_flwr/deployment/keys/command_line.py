@@ -1,39 +1,15 @@
 """The command ``python -m orchestra_flwr.deployment.keys``: its words and exit codes."""
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from orchestra_flwr.commands.endings import run_command
 from orchestra_flwr.config import ConfigError, parse
 from orchestra_flwr.deployment.keys.client_keys import NAME_RULE
 from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.keys.server_keys import DEFAULT_DAYS
-from orchestra_flwr.deployment.keys.subcommands import (
-    ClientOptions,
-    Options,
-    RegisterOptions,
-    RevokeOptions,
-    ServerOptions,
-    SiteOptions,
-    make_client,
-    make_peers,
-    make_server,
-    make_site,
-    register_client,
-    revoke_client,
-    show,
-)
+from orchestra_flwr.deployment.keys.subcommands import SUBCOMMANDS
 
-SUBCOMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
-    "server": (ServerOptions, make_server),
-    "client": (ClientOptions, make_client),
-    "site": (SiteOptions, make_site),
-    "register": (RegisterOptions, register_client),
-    "revoke": (RevokeOptions, revoke_client),
-    "list": (Options, show),
-    "peers": (Options, make_peers),
-}
 USAGE = f"""\
 usage: {COMMAND} COMMAND [key=value ...]
 

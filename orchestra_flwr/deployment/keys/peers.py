@@ -37,17 +37,12 @@ HASH = ec.ECDSA(SHA384())
 
 @dataclass(frozen=True)
 class Signatures:
-    """How a client signs, and checks what others signed.
+    """How a client signs, and checks what others signed."""
 
-    Attributes:
-        sign: by its registered key.
-        verify: whether the client of a name signed some bytes; None: it has no ``peers.pem``.
-        peers: how many clients stand in that.
-    """
-
-    sign: Callable[[bytes], bytes]
+    sign: Callable[[bytes], bytes]  # by its registered key
+    # Whether the client of a name signed some bytes; None: there is no ``peers.pem``.
     verify: Callable[[str, bytes, bytes], bool] | None
-    peers: int = 0
+    peers: int = 0  # that stand in it
 
 
 def signatures(files: ClientFiles) -> Signatures:
@@ -93,12 +88,7 @@ def is_signed(folder: Path, name: str, statement: bytes, signature: bytes) -> bo
 
 
 def peers_file(folder: Path, keys: Mapping[str, PublicKey]) -> NewFile:
-    """The file for all clients, not yet written.
-
-    Args:
-        folder: where it goes.
-        keys: registered ones by name.
-    """
+    """The file for all clients, not yet written, of registered keys by name."""
     parts = [f"{name}\n{key.pem.decode()}" for name, key in keys.items()]
     return NewFile(folder / FILE, "".join(parts).encode(), replace=True)
 

@@ -31,9 +31,7 @@ def site_files(
         name: of the site's client.
         ca: the certificate of the server's authority.
         server: HOST:PORT.
-        images: where the site has its images; "": the site says it.
-        wheel: of this package, for sites that do not have it; None: they install it.
-        zipped: whether a zip is made.
+        images, wheel, zipped: as of the command.
 
     Raises:
         ConfigError: the name is none, images are no single line, or the wheel cannot be read.

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -238,6 +238,17 @@ def make_peers(options: Options) -> None:
         "- copy it to the security folder of every client, in a way that the server does not "
         "control, and start them again; when a client is registered or revoked, do so once more"
     )
+
+
+SUBCOMMANDS: dict[str, tuple[type[Options], Callable[[Any], None]]] = {
+    "server": (ServerOptions, make_server),
+    "client": (ClientOptions, make_client),
+    "site": (SiteOptions, make_site),
+    "register": (RegisterOptions, register_client),
+    "revoke": (RevokeOptions, revoke_client),
+    "list": (Options, show),
+    "peers": (Options, make_peers),
+}
 
 
 def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:

@@ -33,8 +33,7 @@ class Child:
     """A running program whose output goes to a log file.
 
     Args:
-        command: name or path of the program and its arguments; names are looked up beside this
-            Python first, where Flower's programs are.
+        command: its name is looked up beside this Python first, where Flower's programs are.
         environment: variables beside those of this process.
         log: the file; it grows to a few megabytes.
         on_line: takes every line of output.

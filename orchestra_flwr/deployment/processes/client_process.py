@@ -21,7 +21,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
 from orchestra_flwr.deployment.keys.peers import signatures
 from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
-from orchestra_flwr.deployment.processes.supernode import SOCKET, Health, Supernode
+from orchestra_flwr.deployment.processes.supernode import SOCKET, Supernode
 from orchestra_flwr.deployment.watch.client_status import ClientStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.federation.messages.failures import Failure, as_shown, to_error
@@ -61,9 +61,13 @@ def run_client(config: ClientConfig) -> None:
         stack.enter_context(warning_daily(keys.dated if keys else (), report))
         signed = signatures(keys) if keys else None
         worker = ClientWorker(config, name, folder, report, signed)
-        health = Health(folder, lambda: worker.problem)
         supernode = Supernode(
-            str(config.server), keys, scratch, folder, health=health, report=report
+            str(config.server),
+            keys,
+            scratch,
+            folder,
+            problem=lambda: worker.problem,
+            report=report,
         )
         status = ClientStatus(
             name,
@@ -73,7 +77,7 @@ def run_client(config: ClientConfig) -> None:
             problem=lambda: worker.problem,
             certificates=keys.dated if keys else (),
         )
-        stack.enter_context(watched(config.watch, status, report))
+        stack.enter_context(watched(config.watch, status.to_dict, report))
         supernode.start()
         try:
             while True:

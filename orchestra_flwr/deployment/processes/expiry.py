@@ -13,9 +13,7 @@ DAY_SECONDS = 86_400.0
 def warning_daily(certificates: Iterable[Dated], report: Callable[[str], None]) -> Iterator[None]:
     """Reports now and once a day which certificates end within 30 days, until the block ends.
 
-    Args:
-        certificates: those that are in use; one that is replaced is read at the next start.
-        report: takes a line; called from a thread.
+    One that is replaced is read at the next start. `report` is called from a thread.
     """
     stop = threading.Event()
 

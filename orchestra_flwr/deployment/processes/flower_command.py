@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestra_flwr.deployment.processes.child import child_environment, python_command
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
+from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.flower.deployed_app import PROJECT
 from orchestra_flwr.flower.socket_client import HOST
@@ -18,17 +19,14 @@ END = "\x00"  # which flwr_commands writes after the output of each
 PROGRAM = "orchestra_flwr.flower.flwr_commands:main"  # not imported: that takes seconds
 
 
-class FlowerError(RuntimeError):
+class FlowerError(FederationError):
     """A command of Flower failed; the text is Flower's."""
 
 
 class Flower:
-    """The `flwr` command for one SuperLink, with a home of its own.
+    """The `flwr` command for the SuperLink at a socket, with a home of its own in `scratch`.
 
-    Args:
-        scratch: a folder for Flower's files.
-        socket: where the SuperLink listens.
-        ca: the certificate that signed the SuperLink's; None: plain text.
+    `ca` is the certificate that signed the SuperLink's; None: plain text.
     """
 
     def __init__(self, scratch: Path, socket: Path, ca: Path | None) -> None:
@@ -42,10 +40,7 @@ class Flower:
         write_atomically(home / "config.toml", text.encode())
 
     def start_run(self) -> int:
-        """Submits the deployment's app.
-
-        Returns:
-            The number of the run.
+        """Submits the deployment's app; the number of the run.
 
         Raises:
             FlowerError: the SuperLink did not take it.

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
@@ -49,27 +50,21 @@ def serve_queue(config: ServerConfig) -> None:
             log = QueueLog(queue, say)
             with opened(config, queue.folder, log.overhearing(say)) as station:
                 say(invitation(config, station.gate.port))
-                _QueueServer(queue, config, station, log, say).serve()
+                _QueueServer(queue, config, station, log, say, station.report).serve()
     except FolderInUseError as owner:
         raise ConfigError(f"queue={queue.folder}: {owner} serves it already") from None
 
 
+@dataclass
 class _QueueServer:
-    def __init__(
-        self,
-        queue: RunQueue,
-        config: ServerConfig,
-        station: Station,
-        log: QueueLog,
-        say: Callable[..., None],
-    ) -> None:
-        self._queue = queue
-        self._config = config
-        self._station = station
-        self._log = log
-        self._say = say
-        self._report = station.report
-        self._offered: dict[tuple[str, str], float] = {}  # run and client -> when, by monotonic
+    _queue: RunQueue
+    _config: ServerConfig
+    _station: Station
+    _log: QueueLog
+    _say: Callable[..., None]
+    _report: Callable[[str], None]  # the station's between runs
+    # Run and client -> when, by monotonic.
+    _offered: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def serve(self) -> None:
         idle = False
@@ -77,13 +72,13 @@ class _QueueServer:
             check_alive(self._station.link)
             self._log.update()
             if (run := self._queue.next()) is not None:
-                self._station.status.idle.starting = True
+                self._station.idle.starting = True
                 self._run(run)
                 idle = False
                 continue
             if not idle:
                 idle = True
-                self._station.status.idle.waits()
+                self._station.idle.waits()
                 folder = self._queue.folder
                 line = f"no run waits in {folder}: orchestra-submit queue={folder} ..."
                 self._say(line, "idle")

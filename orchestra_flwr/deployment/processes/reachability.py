@@ -20,11 +20,7 @@ class UnreachableError(ConnectionError):
 
 
 def check_server(server: str, ca: Path | None) -> float:
-    """Asks the server's gate for its health, as the client's Flower process is going to reach it.
-
-    Args:
-        server: HOST:PORT.
-        ca: the certificate that signed the server's; None for plain text.
+    """Asks the gate at HOST:PORT for its health, as the client's Flower process is to reach it.
 
     Returns:
         The seconds by which this machine's clock is ahead of the server's.
@@ -73,7 +69,8 @@ def _get(server: str, ca: Path | None) -> httpx.Response:
 def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return _distrusted(_reason(text), server, ca)
+        reason = text.partition("failed: ")[2].partition(" (_ssl")[0] or text
+        return _distrusted(reason, server, ca)
     if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
         return f"{server} speaks plain text and this client TLS: one of both is set up otherwise"
     if ca is None and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
@@ -105,7 +102,3 @@ def _distrusted(reason: str, server: str, ca: Path | None) -> str:
         f"{server} shows a certificate that {ca} does not vouch for ({reason}): if the server's "
         "keys were made anew, copy its ca.crt again; if not, somebody else is answering"
     )
-
-
-def _reason(text: str) -> str:
-    return text.partition("failed: ")[2].partition(" (_ssl")[0] or text

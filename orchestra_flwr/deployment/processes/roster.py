@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import registered
+from orchestra_flwr.deployment.keys.client_registry import registered
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 
 POLL_SECONDS = 1.0
@@ -22,12 +22,7 @@ class Roster:
     Flower's SuperLink has to know a key, too, and never forgets one: a key that was unregistered
     there is refused when it is registered again, for as long as the SuperLink runs. So nothing is
     unregistered there. A revoked key is stopped by the gate, at once, and one that is registered
-    again needs nothing more than to be let through.
-
-    Args:
-        flower: the command line of the SuperLink.
-        folder: the folder of keys; None: plain text, where anybody may connect.
-        report: takes a line about who was registered or revoked, and about what failed.
+    again needs nothing more than to be let through. Without a folder anybody may connect.
     """
 
     def __init__(self, flower: Flower, folder: Path | None, report: Callable[[str], None]) -> None:

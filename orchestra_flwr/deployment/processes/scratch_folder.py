@@ -28,9 +28,6 @@ def scratch_folder() -> Iterator[Path]:
     goes with the block. The system lets go of its lock however a process ends, so that folders of
     processes that were killed are found, and removed here first.
 
-    Yields:
-        The folder.
-
     Raises:
         OSError: it cannot be made.
     """
@@ -44,10 +41,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def check_room_for(socket: str) -> None:
-    """Checks that a socket in a scratch folder can have its path.
-
-    Args:
-        socket: the longest path of one, below the folder.
+    """Checks that a socket can have its path, which is `socket` below a scratch folder.
 
     Raises:
         ConfigError: the system's temporary folder has too long a path itself.
@@ -88,11 +82,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Removes a folder of this user's whose lock no process holds.
-
-    Raises:
-        OSError: its lock is held, or it is gone already.
-    """
+    """Removes a folder of this user's; an OSError where its lock is held, or it is gone."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return

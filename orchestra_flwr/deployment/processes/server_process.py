@@ -16,9 +16,9 @@ from orchestra_flwr.deployment.addresses import is_loopback
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate, listen
-from orchestra_flwr.deployment.keys import server_files
+from orchestra_flwr.deployment.keys.server_keys import server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
-from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
+from orchestra_flwr.deployment.processes.flower_command import FlowerError
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
 from orchestra_flwr.deployment.processes.station import LINK, Station, opened
 from orchestra_flwr.deployment.processes.superlink import check_alive
@@ -47,7 +47,7 @@ def serve(
     station: Station | None = None,
     cancelled: Callable[[], str] = lambda: "",
 ) -> dict[str, Any]:
-    """Runs or resumes a federation with the clients that connect.
+    """Runs or resumes a federation with the clients that connect; its summary.
 
     Args:
         config: the server's configuration.
@@ -55,9 +55,6 @@ def serve(
         progress: what a person sees.
         station: an open server; None: one is opened for this run alone.
         cancelled: why the run is to end, "" if it is not; asked every second.
-
-    Returns:
-        The summary, as it stands in `summary.json`.
 
     Raises:
         ConfigError: keys that are missing or wrong, or an address that cannot be used.
@@ -79,21 +76,14 @@ def serve(
         station.gate.limit_replies(reply_limit(config, schemas))
         dated, names = station.keys.dated if station.keys else (), station.names
         status = FederationStatus(config, folder, lambda: names().values(), dated)
-        stack.enter_context(station.status.showing(status))
-        run = _start(station.flower)
+        stack.enter_context(station.showing(status))
+        run = station.flower.start_run()
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send({**_described(config, folder, station), "run": run, "queued": queued})
         try:
-            return _follow(
-                channel,
-                station.link,
-                app,
-                station.gate,
-                progress=(progress, status),
-                audit=audit,
-                cancelled=cancelled,
-            )
+            shown = (progress, status)
+            return _follow(channel, app, station, shown, audit=audit, cancelled=cancelled)
         except (RunCancelledError, FederationError):
             app.stop()
             if queued:  # clients then do not train for it any more
@@ -103,7 +93,7 @@ def serve(
 
 
 def check(config: ServerConfig) -> None:
-    """Checks what could prevent the run from starting, before anything is written.
+    """Both checks: before anything is written.
 
     Raises:
         ConfigError: wrong options of the method, keys, address or the server's own images, a
@@ -166,14 +156,6 @@ def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dic
     }
 
 
-def _start(flower: Flower) -> int:
-    """Submits the run; its number."""
-    try:
-        return flower.start_run()
-    except FlowerError as error:
-        raise FederationError(str(error)) from None
-
-
 def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Child, Channel]:
     """Starts the federation's process, which ends with the stack; also its channel."""
     ours, theirs = Pipe()
@@ -192,13 +174,12 @@ def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Chil
 
 def _follow(
     channel: Channel,
-    link: Child,
     app: Child,
-    gate: Gate,
-    *,
+    station: Station,
     progress: tuple[Progress, FederationStatus],
+    *,
     audit: AuditLog,
-    cancelled: Callable[[], str] = lambda: "",
+    cancelled: Callable[[], str],
 ) -> dict[str, Any]:
     """Passes on what the server's app reports, until it has finished."""
     try:
@@ -207,7 +188,7 @@ def _follow(
             ready = channel.ready(POLL_SECONDS)
             if not ready or time.monotonic() - looked >= POLL_SECONDS:
                 looked = time.monotonic()  # also where one event follows the other for hours
-                check_alive(link)
+                check_alive(station.link)
                 if why := cancelled():
                     raise RunCancelledError(why)
             if not ready:
@@ -218,9 +199,9 @@ def _follow(
                 return summary
             if event["event"] == "failed":
                 raise FederationError(event["error"], event["resume_round"])
-            _pass_on(event, gate, progress, audit)
+            _pass_on(event, station.gate, progress, audit)
     except ChannelClosedError:
-        check_alive(link)
+        check_alive(station.link)
         raise FederationError(f"the server's app has ended (see {app.log})") from None
 
 

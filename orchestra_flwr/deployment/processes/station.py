@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestra_flwr.deployment.gate import Gate
-from orchestra_flwr.deployment.keys import ServerFiles, server_files
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.flower_command import Flower
@@ -14,7 +15,7 @@ from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus, ShownStatus
+from orchestra_flwr.deployment.watch.federation_status import FederationStatus, IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.reporting import RunFolder
 
@@ -23,33 +24,36 @@ LINK = "link"  # the SuperLink's socket, in the temporary folder
 
 @dataclass
 class Station:
-    """An open server.
+    """An open server."""
 
-    Attributes:
-        scratch: its temporary folder.
-        keys: None: plain text.
-        link: the SuperLink.
-        flower: its command line.
-        gate: its open port.
-        names: those of the registered clients, by their public keys.
-        status: what is shown where the server can be watched; each run shows its own.
-        report: takes a line about clients and the SuperLink; each run sets its own.
-    """
-
-    scratch: Path
-    keys: ServerFiles | None
-    link: Child
-    flower: Flower
-    gate: Gate
-    names: Callable[[], Mapping[bytes, str | None]]
-    status: ShownStatus
-    report: Callable[[str], None]
+    scratch: Path  # its temporary folder
+    keys: ServerFiles | None  # None: plain text
+    link: Child  # the SuperLink
+    flower: Flower  # its command line
+    gate: Gate  # its open port
+    names: Callable[[], Mapping[bytes, str | None]]  # of registered clients, by their public keys
+    idle: IdleStatus  # what is shown where the server can be watched, between runs
+    status: FederationStatus
+    report: Callable[[str], None]  # of clients and the SuperLink; each run sets its own
 
     @property
     def connected(self) -> list[str | None]:
         """The name of each client that waits for a message; None: it has none."""
         names = self.names()
         return [names.get(key) for key in self.gate.connected()]
+
+    def shown(self) -> dict[str, Any]:
+        """The status that is shown now, of a run or without one."""
+        return self.status.to_dict()
+
+    @contextmanager
+    def showing(self, status: FederationStatus) -> Iterator[None]:
+        """Shows a run's status until the block ends."""
+        self.status = status
+        try:
+            yield
+        finally:
+            self.status = self.idle
 
     @property
     def socket(self) -> Path:
@@ -61,10 +65,7 @@ class Station:
 def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) -> Iterator[Station]:
     """A server that clients can connect to, until the block ends.
 
-    Args:
-        config: its address and its keys.
-        folder: of the run or the queue, for the SuperLink's log.
-        report: of the station, at first.
+    The SuperLink's log is in `folder`, that of the run or the queue.
 
     Raises:
         ConfigError: keys that are missing or wrong, or an address that cannot be used.
@@ -89,7 +90,6 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
             config.port,
             socket,
             tls=keys,
-            reply_limit=None,  # each run sets its own
             names=roster.names,
             report=say,
         )
@@ -101,11 +101,10 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
             dated,
             connected=lambda: station.connected,
         )
-        shown = ShownStatus(idle)
-        station = Station(scratch, keys, link, flower, gate, roster.names, shown, report)
+        station = Station(scratch, keys, link, flower, gate, roster.names, idle, idle, report)
         wait_until_up(socket, link)
         stack.enter_context(warning_daily(dated, say))
         stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
-        stack.enter_context(watched(config.watch, shown, say))
+        stack.enter_context(watched(config.watch, station.shown, say))
         yield station

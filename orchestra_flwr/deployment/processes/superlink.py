@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 from orchestra_flwr.deployment.processes.child import Child, accepts
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.socket_server import socket_server_command
@@ -12,11 +12,9 @@ START_SECONDS = 60.0
 
 
 def superlink_command(socket: Path, keys: ServerFiles | None) -> list[str]:
-    """The program and its arguments.
+    """The program and its arguments: it opens no port, and starts no program itself.
 
-    Args:
-        socket: where it listens; it opens no port, and starts no program itself.
-        keys: for TLS and for the authentication of clients; None: plain text.
+    The keys are for TLS and for the authentication of clients; None: plain text.
     """
     command = socket_server_command(socket, "flower-superlink")
     command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
@@ -35,11 +33,7 @@ def superlink_command(socket: Path, keys: ServerFiles | None) -> list[str]:
 
 
 def wait_until_up(socket: Path, link: Child) -> None:
-    """Returns when the SuperLink listens.
-
-    Raises:
-        FederationError: it ended, or did not listen in time.
-    """
+    """Returns when the SuperLink listens; a FederationError where it does not in time."""
     deadline = time.monotonic() + START_SECONDS
     while not accepts(socket):
         if link.returncode is not None or time.monotonic() > deadline:
@@ -49,10 +43,6 @@ def wait_until_up(socket: Path, link: Child) -> None:
 
 
 def check_alive(link: Child) -> None:
-    """Checks that the SuperLink still runs.
-
-    Raises:
-        FederationError: it has ended.
-    """
+    """Raises a FederationError where the SuperLink has ended."""
     if link.returncode is not None:
         raise FederationError(f"Flower's SuperLink ended (see {link.log})")

@@ -36,31 +36,19 @@ FAILED, SUCCEEDED = "Connection attempt failed", "Connection successful"
 FAILURES = 3  # in a row, from which on it is said: one alone is mended within a second
 
 
-class Health:
-    """What a health check looks at: a file `alive`, and a file `problem` that says what is wrong.
+def show_health(folder: Path, problem: str | None) -> None:
+    """Shows a health check a file `alive`, or a file `problem` that says what is wrong.
 
     A client that is connected but refuses the run, or fails in it, is not well.
-
-    Args:
-        folder: for the two files.
-        problem: gives a line about what keeps the client from taking part; None: nothing does.
     """
-
-    def __init__(self, folder: Path, problem: Callable[[], str | None]) -> None:
-        self._alive = folder / "alive"
-        self._file = folder / "problem"
-        self._problem = problem
-
-    def show(self) -> None:
-        """Touches `alive`, or removes it and writes down the problem."""
-        problem = self._problem()
-        with suppress(OSError):  # on a full disk the client goes on, and does not look well
-            if problem is None:
-                self._alive.touch()
-                self._file.unlink(missing_ok=True)
-            else:
-                self._alive.unlink(missing_ok=True)
-                write_atomically(self._file, f"{problem}\n".encode(), mode=0o600)
+    alive, file = folder / "alive", folder / "problem"
+    with suppress(OSError):  # on a full disk the client goes on, and does not look well
+        if problem is None:
+            alive.touch()
+            file.unlink(missing_ok=True)
+        else:
+            alive.unlink(missing_ok=True)
+            write_atomically(file, f"{problem}\n".encode(), mode=0o600)
 
 
 class Supernode:
@@ -76,9 +64,8 @@ class Supernode:
         server: HOST:PORT.
         keys: the client's keys; None: plain text.
         scratch: a folder that its owner alone may enter, for Flower's files and for the socket.
-        folder: for the SuperNode's log.
-        health: is shown every few seconds while the client is connected.
-        report: takes a line about what happens.
+        folder: for the SuperNode's log and what a health check looks at.
+        problem: gives what keeps a connected client from taking part; None: nothing does.
     """
 
     def __init__(
@@ -88,14 +75,14 @@ class Supernode:
         scratch: Path,
         folder: Path,
         *,
-        health: Health,
+        problem: Callable[[], str | None],
         report: Callable[[str], None],
     ) -> None:
         self._server = server
         self._keys = keys
         self._scratch = scratch
         self._folder = folder
-        self._health = health
+        self._problem = problem
         self._report = report
         self._reported = ""
         self._clock_reported = False
@@ -149,7 +136,7 @@ class Supernode:
             while node.returncode is None and not self._gave_up:
                 self.socket = socket if self._connected else None
                 if self._connected:
-                    self._health.show()
+                    show_health(self._folder, self._problem())
                 if self._stopping.wait(ALIVE_SECONDS if self._connected else POLL_SECONDS):
                     break
         finally:

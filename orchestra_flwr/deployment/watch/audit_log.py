@@ -7,7 +7,6 @@ by the last digest, if it was written down elsewhere.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, Self
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.files import append_durably, read_whole_lines, write_atomically
+from orchestra_flwr.fingerprints import file_sha256, fingerprint_of
 from orchestra_flwr.reporting import RunFolder
 
 FILE = "audit.jsonl"
@@ -35,11 +35,9 @@ class AuditError(ValueError):
 
 
 class AuditLog:
-    """Appends to `audit.jsonl`; used from several threads.
+    """Appends to a run's `audit.jsonl`, also to one that is there; used from several threads.
 
-    Args:
-        folder: the run's folder; a log that is there goes on.
-        report: takes a line about a log that cannot be written: the run goes on.
+    Of a log that cannot be written a line is reported, and the run goes on.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
@@ -75,13 +73,9 @@ class AuditLog:
 
     @contextmanager
     def of_run(self, config: ServerConfig, folder: RunFolder) -> Iterator[Self]:
-        """Notes that a run begins or goes on, what comes of it (its encoders), and how it ended.
-
-        Yields:
-            This log.
-        """
+        """Notes that a run begins or goes on, what comes of it (its encoders), and how it ended."""
         begun = "resumed" if config.resume else "began"
-        digest = digest_of(folder.path / "config.yaml")
+        digest = file_sha256(folder.path / "config.yaml")
         self.add(begun, run=folder.label, version=__version__, config=digest)
         try:
             yield self
@@ -90,7 +84,7 @@ class AuditLog:
             self.add("ended", why="stopped" if stopped else str(error) or type(error).__name__)
             raise
         encoders = [folder.encoder, *sorted(folder.encoders.glob("*.safetensors"))]
-        files = {each.name: digest_of(each) for each in encoders if each.is_file()}
+        files = {each.name: file_sha256(each) for each in encoders if each.is_file()}
         self.add("released", encoders=files, rounds=config.federation.rounds)
         self.add("ended", why="done")
 
@@ -118,10 +112,7 @@ class AuditLog:
 
 
 def check_audit(folder: Path) -> tuple[int, str]:
-    """Checks all lines of a log; a run may be writing to it.
-
-    Returns:
-        The number of lines and the last digest.
+    """Checks all lines of a log, also while it is written; their number and the last digest.
 
     Raises:
         AuditError: a line was changed, removed or moved, or there is no log.
@@ -170,14 +161,5 @@ def _end_of(file: Path) -> tuple[int, str]:
     return 0, ""
 
 
-def digest_of(file: Path) -> str:
-    """The SHA-256 of a file's content.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def _chained(previous: str, entry: Mapping[str, Any]) -> str:
-    return hashlib.sha256((previous + json.dumps(entry)).encode()).hexdigest()
+    return fingerprint_of(previous + json.dumps(entry), digits=64)

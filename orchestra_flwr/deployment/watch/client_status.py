@@ -32,13 +32,7 @@ STATES = ("connecting", "connected", "refused", *DOING.values())
 class ClientStatus:
     """Follows a client's messages and answers.
 
-    Args:
-        name: the client's name.
-        server: HOST:PORT.
-        images: how many are in its folder.
-        connected: whether it is connected now.
-        problem: what keeps it from taking part; None: nothing does.
-        certificates: those in use.
+    `images` are those in its folder; `problem` gives what keeps it from taking part, or None.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""How a server's federation is doing."""
+"""How a server is doing, in a run and between those of its queue."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from orchestra_flwr import __version__
@@ -26,11 +26,7 @@ class FederationStatus(Progress):
     What is being done comes from these events, what was done from `metrics.jsonl`. Those who look
     read plain attributes: they hold no lock that the run would wait for.
 
-    Args:
-        config: the server's configuration.
-        folder: the run's folder.
-        registry: gives the names of the registered clients, None among them where one is not ready.
-        certificates: those in use.
+    `registry` gives the names of the registered clients, None among them where one is not ready.
     """
 
     def __init__(
@@ -184,6 +180,55 @@ class FederationStatus(Progress):
             "dropped": {reason: self._rounds.dropped[reason] for reason in REASONS},
             "certificates": days_left(self._certificates),
             "curves": self._rounds.curves(),
+        }
+
+
+class IdleStatus(FederationStatus):
+    """A server without a run: who is connected, and since when it waits.
+
+    It has all keys of a run's status, so that whoever reads that one finds no gap. `connected`
+    gives the name of each connected client, None for one without a name. The folder is that of the
+    queue, or of a run that is going to begin.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        folder: RunFolder,
+        registry: Callable[[], Iterable[str | None]],
+        certificates: Iterable[Dated],
+        *,
+        connected: Callable[[], Collection[str | None]],
+    ) -> None:
+        super().__init__(config, folder, registry, certificates)
+        self.rounds = 0
+        self._connected = connected
+        self.starting = config.queue is None  # whether a run is about to begin
+
+    def waits(self) -> None:
+        """No run is there any more."""
+        self.starting, self._since = False, time.time()
+
+    @property
+    def state(self) -> str:
+        """Idle, or starting."""
+        return "starting" if self.starting else "idle"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of a run, with what is known without one."""
+        shown, connected = super().to_dict(), self._connected()
+        run = "" if self.starting else f"a run: orchestra-submit queue={self._config.queue}"
+        names = [
+            {**each, "state": "here" if each["name"] in connected else "away"}
+            for each in shown["names"]
+        ]
+        return {
+            **shown,
+            "method": None,
+            "model": None,
+            "waits_for": run,
+            "clients": {**shown["clients"], "here": len(connected)},
+            "names": names,
         }
 
 

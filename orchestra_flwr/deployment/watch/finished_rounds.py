@@ -20,10 +20,8 @@ TOTALS = ("bytes_up", "bytes_down", "seconds")
 class FinishedRounds:
     """The records of a run's rounds: read on from where the last reading ended, and condensed.
 
-    The run writes the file and does not know that it is read. Memory: a few numbers a round.
-
-    Args:
-        path: `metrics.jsonl`; it need not be there yet.
+    The run writes the file, `metrics.jsonl`, and does not know that it is read; it need not be
+    there yet. Memory: a few numbers a round.
 
     Attributes:
         last: the record of the last round; {} before the first.

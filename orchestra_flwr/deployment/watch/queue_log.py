@@ -8,18 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from orchestra_flwr.deployment.run_queue import BEGUN, CANCELLED, CONFIGURATION, WAITING, RunQueue
-from orchestra_flwr.deployment.watch.audit_log import FILE, AuditLog, digest_of
+from orchestra_flwr.deployment.watch.audit_log import FILE, AuditLog
+from orchestra_flwr.fingerprints import file_sha256
 
 SUBMITTED, ENDED = "submitted", "ended"
 
 
 class QueueLog(AuditLog):
-    """Written by the server alone, which looks at what others did in the queue.
-
-    Args:
-        queue: its folder is there.
-        report: as of :class:`AuditLog`.
-    """
+    """Written by the server alone, which looks at what others did in the queue."""
 
     def __init__(self, queue: RunQueue, report: Callable[[str], None]) -> None:
         super().__init__(queue.folder, report)
@@ -38,7 +34,7 @@ class QueueLog(AuditLog):
                 continue
             if run.name not in self._noted[SUBMITTED]:
                 with suppress(OSError):  # somebody removes it now
-                    self._note(SUBMITTED, run.name, config=digest_of(run.path / CONFIGURATION))
+                    self._note(SUBMITTED, run.name, config=file_sha256(run.path / CONFIGURATION))
             if (state := run.state) == CANCELLED:
                 self._note(CANCELLED, run.name)
             elif state not in (WAITING, BEGUN):

@@ -8,31 +8,24 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.watch.figures import exposed
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.reporting.run_folder import finite
 
 PAGE = Path(__file__).with_name("page.html")
 
 
-class Status(Protocol):
-    """How a server or a client is doing; read from other threads."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The content of `/status`, and of `/metrics` as far as `FIGURES` names it."""
-
-
 @contextmanager
-def watched(config: WatchConfig, status: Status, report: Callable[[str], None]) -> Iterator[None]:
-    """Shows a status at the configured address, if there is one, until the block ends.
+def watched(
+    config: WatchConfig, status: Callable[[], dict[str, Any]], report: Callable[[str], None]
+) -> Iterator[None]:
+    """Shows how a process is doing at the configured address, if there is one, in the block.
 
-    Args:
-        config: the address.
-        status: what is shown.
-        report: takes a line that names the address.
+    `status` gives the content of `/status`, and of `/metrics` as far as `FIGURES` names it; it is
+    called from other threads.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -43,8 +36,8 @@ def watched(config: WatchConfig, status: Status, report: Callable[[str], None]) 
     page = _page()
     paths = {
         "/": lambda: page,
-        "/status": lambda: Answer.json(finite(status.to_dict())),
-        "/metrics": lambda: exposed(status.to_dict()),
+        "/status": lambda: Answer.json(finite(status())),
+        "/metrics": lambda: exposed(status()),
     }
     with serving(config.host, config.port, paths) as port:
         host = f"[{config.host}]" if ":" in config.host else config.host

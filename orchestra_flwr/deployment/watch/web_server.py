@@ -32,19 +32,12 @@ NOTHING = "default-src 'none'; frame-ancestors 'none'"  # a Content-Security-Pol
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent for a path.
-
-    Attributes:
-        body: its bytes.
-        type: of their content.
-        status: of HTTP.
-        policy: what a browser may do with it, a Content-Security-Policy.
-    """
+    """What is sent for a path."""
 
     body: bytes
     type: str = "text/plain; charset=utf-8"
     status: int = 200
-    policy: str = NOTHING
+    policy: str = NOTHING  # what a browser may do with it, a Content-Security-Policy
 
     @classmethod
     def line(cls, text: str, status: int) -> Answer:
@@ -59,15 +52,9 @@ class Answer:
 
 @contextmanager
 def serving(host: str, port: int, paths: Mapping[str, Callable[[], Answer]]) -> Iterator[int]:
-    """Answers GET requests in threads of its own until the block ends.
+    """Answers GET requests until the block ends; yields the port.
 
-    Args:
-        host: the address to listen on.
-        port: 0: any free one.
-        paths: what makes the answer for each path; called from several threads.
-
-    Yields:
-        The port.
+    What makes the answer for each path is called from several threads.
 
     Raises:
         ConfigError: the address cannot be listened on.

@@ -36,9 +36,6 @@ def public_key(seed: bytes) -> bytes:
 def agreement(seed: bytes) -> Callable[[bytes, bytes], bytes]:
     """A private key's side of agreements: X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869).
 
-    Args:
-        seed: of the private key.
-
     Returns:
         What makes of the other's public key of 32 bytes, and of a purpose, the 32 bytes that the
         two have in common; no two purposes share any. It raises a ValueError for a public key that

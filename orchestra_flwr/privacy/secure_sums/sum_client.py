@@ -37,9 +37,12 @@ class _Secrets:
 class SumClient:
     """One client in one sum.
 
+    Whatever it refuses, a stage out of order too, is a :class:`SumRefusedError` that says why; then
+    nothing more of this sum is answered.
+
     Args:
         name: the client's.
-        occasion: which sum.
+        occasion: of the sum.
         sign: by the client's registered key; None: it has none.
         verify: knows the registered keys of all; None: the server is trusted to follow the
             protocol, since it could invent the other clients.
@@ -90,17 +93,10 @@ class SumClient:
         return own.fields()
 
     def share(self, roster: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Shares of its secrets, sealed for neighbours that it draws.
-
-        Args:
-            roster: all clients' keys, its own among them.
+        """Shares of its secrets, sealed for neighbours that it draws from all clients' keys.
 
         Returns:
             `boxes`, a sealed share in hexadecimal for each neighbour's name, and `commitment`.
-
-        Raises:
-            SumRefusedError: too few clients, a key that is missing, repeated, replaced or not
-                signed, or a stage out of order.
         """
         self._enter("shares")
         own = self._roster[self.name]
@@ -133,18 +129,9 @@ class SumClient:
     def hold(self, boxes: Mapping[str, str], graph: Mapping[str, str]) -> list[str]:
         """Opens the shares that others sealed for it, and compares who drew whom.
 
-        A share that does not open is one less; its sender stays a neighbour, with a mask. So a
-        server gains nothing by changing one.
-
-        Args:
-            boxes: the sealed shares, by their senders.
-            graph: as :func:`graph_of`, of all that gave out shares.
-
-        Returns:
-            Whose do not open.
-
-        Raises:
-            SumRefusedError: shares are withheld or nobody's, or a stage out of order.
+        Returned are those whose shares do not open. Such a share is one less; its sender stays a
+        neighbour, with a mask. So a server gains nothing by changing one. `graph` is
+        :func:`graph_of` all that gave out shares.
         """
         self._enter("boxes")
         own = graph_of({self.name: self._drawn}, self._roster)
@@ -185,10 +172,6 @@ class SumClient:
             Its signature, in hexadecimal, of what it was shown: only those that were shown the same
             help to open its own mask. Otherwise a server could show it another list of the living,
             and the masks with those that it lacks would be missing.
-
-        Raises:
-            SumRefusedError: too few clients or neighbours are left, another length of vector, or a
-                stage out of order.
         """
         self._enter("input")
         self._alive = self._members(alive, self._roster, "shares")
@@ -209,16 +192,7 @@ class SumClient:
         return self._sign(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
-        """Its signature, in hexadecimal, of whose vectors are in the sum.
-
-        Args:
-            survivors: those clients, itself among them.
-            confirmations: what it signed before; this one is written down.
-
-        Raises:
-            SumRefusedError: too few, one that gave out no shares, another set than before for
-                this round, or a stage out of order.
-        """
+        """Its signature, in hexadecimal, of whose vectors are in the sum, which is written down."""
         self._enter("confirm")
         self._survivors = self._members(survivors, self._alive, "vectors")
         try:
@@ -243,10 +217,6 @@ class SumClient:
         Returns:
             `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
             whose vectors are in the sum, and of the mask keys of those whose vectors are not in it.
-
-        Raises:
-            SumRefusedError: fewer than two thirds of the clients signed the same, somebody on the
-                list was shown something else, or a stage out of order.
         """
         self._enter("unmask")
         confirmed, view = self._confirmed(), self._view()

@@ -30,15 +30,13 @@ class SumServer:
 
     Of each stage it is given the replies one by one (`take_...`), and says what the next one sends
     (a mapping that JSON can hold). A reply that is none raises a ValueError: that client drops out.
+    What the next stage sends raises a :class:`SumFailedError` where too few clients are left,
+    or too few of their shares are right.
     Memory is one vector, however many clients there are.
 
-    Args:
-        run: the run's identifier.
-        round_: the round.
-        layout: of the vectors.
-        noise: as for :class:`Occasion`.
-        verify: knows the registered keys of all, so that whoever signs wrongly drops out before
-            all others refuse the sum because of it; None: nothing is signed.
+    `verify` knows the registered keys of all, so that whoever signs wrongly drops out before all
+    others refuse the sum because of it; None: nothing is signed. The other arguments are those of
+    :class:`Occasion`.
     """
 
     def __init__(
@@ -84,11 +82,7 @@ class SumServer:
         self._roster[name] = advertised
 
     def roster(self) -> list[list[str]]:
-        """What all clients are sent in the second stage.
-
-        Raises:
-            SumFailedError: too few clients sent keys, or too many.
-        """
+        """What all clients are sent in the second stage."""
         count = len(self._roster)
         if not LEAST_COHORT <= count <= MOST_CLIENTS:
             raise SumFailedError(
@@ -105,11 +99,7 @@ class SumServer:
 
     @property
     def sealing(self) -> list[str]:
-        """Those that gave out shares: they are asked in the third stage.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those that gave out shares: they are asked in the third stage."""
         return self._enough(sorted(self._boxes), "gave out shares")
 
     def boxes_for(self, name: str) -> dict[str, Any]:
@@ -145,11 +135,7 @@ class SumServer:
 
     @cached_property
     def alive(self) -> list[str]:
-        """Those that are left for the fourth stage, once the third is over.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those that are left for the fourth stage, once the third is over."""
         return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
     def take_vector(self, name: str, vector: Vector, view: str) -> None:
@@ -166,11 +152,7 @@ class SumServer:
 
     @property
     def survivors(self) -> list[str]:
-        """Those whose vectors came: what the fifth stage sends.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those whose vectors came: what the fifth stage sends."""
         return self._enough(sorted(self._views), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
@@ -185,11 +167,7 @@ class SumServer:
 
     @property
     def signatures(self) -> dict[str, str]:
-        """What the last stage sends to all.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """What the last stage sends to all."""
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 
@@ -216,11 +194,7 @@ class SumServer:
                 self._shares[kind].setdefault(owner, []).append((name, share))
 
     def total(self) -> Vector:
-        """The sum of the vectors, whose integers wrap around.
-
-        Raises:
-            SumFailedError: too few shares came, or some are wrong.
-        """
+        """The sum of the vectors, whose integers wrap around."""
         own = [primitives.derived(self._own_seed(n), b"mask") for n in sorted(self._views)]
         gone = sorted({*self.alive} - self._views.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]
@@ -259,7 +233,7 @@ class SumServer:
 
     def _masks_for(self, gone: str) -> Iterator[tuple[bytes, int]]:
         """What takes out of the sum what its neighbours added for a client that is gone."""
-        neighbours = [each for each in self._views if self._are_neighbours(gone, each)]
+        neighbours = [n for n in self._views if n in self._boxes[gone] or gone in self._boxes[n]]
         if not neighbours:
             return
         promised = self._roster[gone].mask_key
@@ -270,9 +244,6 @@ class SumServer:
         for name in neighbours:
             purpose = self.occasion.masking(self._roster_digest, gone, name, self.basis)
             yield agreed(self._roster[name].mask_key, purpose), -1 if name < gone else 1
-
-    def _are_neighbours(self, one: str, other: str) -> bool:
-        return other in self._boxes[one] or one in self._boxes[other]
 
     def _reconstructed(self, kind: str, owner: str, is_right: Callable[[bytes], bool]) -> bytes:
         """A client's secret; one wrong share among more than are needed does no harm."""

@@ -14,27 +14,19 @@ Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and h
 class Occasion:
     """Which sum this is.
 
-    Attributes:
-        run: the run's identifier.
-        round: the round; of each round of a run there is one sum.
-        attempt: differs whenever the server begins anew.
-        layout: of everybody's vector.
-        noise: of which each client adds its share, as `privacy.noise_multiplier` (0: none). Signed
-            by all, since each relies on the noise of the others.
+    Raises:
+        ValueError: a name is longer than ours ever are.
     """
 
-    run: str
-    round: int
-    attempt: str
-    layout: Layout
+    run: str  # the run's identifier
+    round: int  # of each round of a run there is one sum
+    attempt: str  # differs whenever the server begins anew
+    layout: Layout  # of everybody's vector
+    # Of which each client adds its share, as `privacy.noise_multiplier` (0: none). Signed by all,
+    # since each relies on the noise of the others.
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses names that are longer than ours ever are.
-
-        Raises:
-            ValueError: one is.
-        """
         if max(len(self.run), len(self.attempt)) > MOST_NAME:
             raise ValueError(f"a run or an attempt of more than {MOST_NAME} characters")
 
@@ -49,51 +41,31 @@ class Occasion:
 
         Not to the secret of their keys alone: another client may advertise a key with which a third
         one has the same secret (X25519 has eight for each), and its mask would cancel the other.
-
-        Args:
-            roster: as :func:`roster_digest`.
-            one: a client's name.
-            other: another's; their order makes no difference.
-            basis: as for `SumClient.mask`.
+        The order of the two makes no difference.
         """
         return self.statement("input", roster, *sorted((one, other)), basis)
 
     def view(self, roster: str, graph: str, basis: str, alive: Iterable[str]) -> bytes:
         """By what a client masks its vector, which it signs with it.
 
-        Args:
-            roster: as :func:`roster_digest`.
-            graph: as :func:`graph_digest`.
-            basis: as for `SumClient.mask`.
-            alive: clients that were left when vectors were asked for.
+        That is the digests of roster and graph, the basis as for `SumClient.mask`, and the clients
+        that were left when vectors were asked for.
         """
         return self.statement("view", roster, graph, basis, names_digest(alive))
 
     def confirmation(self, view: bytes, survivors: Iterable[str]) -> bytes:
-        """What clients sign before they open a sum, all the same.
-
-        Args:
-            view: as :meth:`view`.
-            survivors: those whose vectors came.
-        """
+        """What clients sign before they open a sum, all the same: whose vectors came."""
         return self.statement("confirm", hashlib.sha256(view).hexdigest(), names_digest(survivors))
 
 
 @dataclass(frozen=True)
 class Advertisement:
-    """A client's public keys for one sum.
-
-    Attributes:
-        name: of the client.
-        cipher_key: 32 bytes (X25519), with which shares are sealed.
-        mask_key: 32 bytes (X25519), from which masks are made.
-        signature: of both, by the client's registered key; empty without one.
-    """
+    """A client's public keys for one sum, of 32 bytes each (X25519)."""
 
     name: str
-    cipher_key: bytes
-    mask_key: bytes
-    signature: bytes = b""
+    cipher_key: bytes  # with which shares are sealed
+    mask_key: bytes  # from which masks are made
+    signature: bytes = b""  # of both, by the client's registered key; empty without one
 
     def statement(self, occasion: Occasion) -> bytes:
         """What the signature is of."""
@@ -105,11 +77,7 @@ class Advertisement:
 
     @classmethod
     def of(cls, fields: Sequence[str]) -> "Advertisement":
-        """Reads :meth:`fields`.
-
-        Raises:
-            ValueError: they are none.
-        """
+        """Reads :meth:`fields`; a ValueError where they are none."""
         name, *rest = fields
         cipher_key, mask_key, signature = map(bytes.fromhex, rest)
         if not isinstance(name, str) or len(cipher_key) != 32 or len(mask_key) != 32:
@@ -129,12 +97,7 @@ def graph_digest(graph: Mapping[str, str]) -> str:
 
 
 def graph_of(drawn: Mapping[str, Iterable[str]], roster: Iterable[str]) -> dict[str, str]:
-    """Whom each client drew as its neighbours, by its name: a bit for each of the roster.
-
-    Args:
-        drawn: names of neighbours.
-        roster: names of all clients.
-    """
+    """Whom each client drew as its neighbours, by its name: a bit for each name of the roster."""
     place = {name: 1 << i for i, name in enumerate(sorted(roster))}
     return {name: f"{sum(place[each] for each in names):x}" for name, names in drawn.items()}
 

@@ -36,7 +36,7 @@ from orchestra_flwr.deployment.gate import (
     listening,
 )
 from orchestra_flwr.deployment.gate.tls import server_context
-from orchestra_flwr.deployment.keys import ServerFiles
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 from orchestra_flwr.flower.socket_server import socket_server_command
 from tests.deployment.gate.conftest import serving, wait
 
@@ -229,7 +229,7 @@ def open_gate(plain_link, lines):
     """Makes gates, in front of the upstream without TLS unless told otherwise."""
 
     def make(link=plain_link, **options):
-        usual = {"tls": None, "reply_limit": None, "names": dict, "report": lines.append}
+        usual = {"tls": None, "names": dict, "report": lines.append}
         return Gate("127.0.0.1", 0, link, **(usual | options))
 
     return make
@@ -237,7 +237,8 @@ def open_gate(plain_link, lines):
 
 @pytest.fixture(scope="module")
 def plain_gate(open_gate):
-    with open_gate(reply_limit=3 * MIB) as gate:
+    with open_gate() as gate:
+        gate.limit_replies(3 * MIB)
         yield gate
 
 
@@ -933,7 +934,6 @@ def test_an_address_that_is_taken(plain_gate):
         plain_gate.port,
         "127.0.0.1:1",
         tls=None,
-        reply_limit=None,
         names=dict,
         report=print,
     )

@@ -98,9 +98,7 @@ def post(forwarder, headers):
 def test_only_who_has_the_key_is_answered_in_place_of_a_busy_superlink(monkeypatch):
     """What the SuperLink does not see it cannot check; keys are no secret."""
     superlink, names = SuperLink(), {pem(OWNER): "ann"}
-    forwarder = Forwarder(
-        superlink, reply_limit=None, names=lambda: names, refusals=Refusals(lambda line: None)
-    )
+    forwarder = Forwarder(superlink, names=lambda: names, refusals=Refusals(lambda line: None))
     assert post(forwarder, signed(OWNER)) == 200
     monkeypatch.setattr(Turns, "all_taken", True)
     assert post(forwarder, signed(OWNER)) == 200
@@ -120,9 +118,7 @@ def test_heartbeats_that_nobody_signed_keep_nobody_from_coming(monkeypatch):
 
     monkeypatch.setattr(Turns, "turn", noted)
     names = {pem(OWNER): "ann"}
-    forwarder = Forwarder(
-        SuperLink(), reply_limit=None, names=lambda: names, refusals=Refusals(lambda line: None)
-    )
+    forwarder = Forwarder(SuperLink(), names=lambda: names, refusals=Refusals(lambda line: None))
     post(forwarder, signed(OWNER))
     post(forwarder, signed(STRANGER))
     assert paths == [HEARTBEAT, ""]

@@ -58,7 +58,7 @@ def lines():
 
 @pytest.fixture
 def gate(superlink, lines):
-    usual = {"tls": None, "reply_limit": None, "names": dict, "report": lines.append}
+    usual = {"tls": None, "names": dict, "report": lines.append}
     with serving(superlink) as link, Gate("127.0.0.1", 0, link, **usual) as opened:
         yield opened
 

@@ -51,7 +51,7 @@ def superlink():
 
 @pytest.fixture
 def gate(superlink, caplog):
-    usual = {"tls": None, "reply_limit": None, "names": dict, "report": print}
+    usual = {"tls": None, "names": dict, "report": print}
     with serving(superlink) as link, Gate("127.0.0.1", 0, link, **usual) as made:
         yield made
     assert not caplog.get_records("call"), "the gate failed"
@@ -59,7 +59,7 @@ def gate(superlink, caplog):
 
 def waits(gate, *nodes):
     """Returns when requests of these nodes wait, and of no other."""
-    wait(lambda: gate._waiting._waiters.keys() == set(nodes))
+    wait(lambda: gate._forwarder.waiting._waiters.keys() == set(nodes))
 
 
 class Request:

@@ -17,13 +17,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import (
-    ServerFiles,
-    certificates,
-    client_files,
-    main,
-    server_files,
-)
+from orchestra_flwr.deployment.keys import certificates
+from orchestra_flwr.deployment.keys.client_keys import client_files
+from orchestra_flwr.deployment.keys.command_line import main
+from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
 
 HOSTS = ["example.org", "10.0.0.5", "2001:db8::5"]
 LOCAL = ["localhost", "127.0.0.1", "::1"]

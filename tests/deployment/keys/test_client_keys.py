@@ -15,14 +15,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import (
+from orchestra_flwr.deployment.keys import certificates
+from orchestra_flwr.deployment.keys.client_keys import (
     NAME_PATTERN,
     ClientFiles,
-    certificates,
+    PublicKey,
     client_files,
-    registered,
+    load_public_key,
 )
-from orchestra_flwr.deployment.keys.client_keys import PublicKey, load_public_key
+from orchestra_flwr.deployment.keys.client_registry import registered
 
 ssh_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 

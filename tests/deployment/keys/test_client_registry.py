@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import registered
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
+from orchestra_flwr.deployment.keys.client_registry import registered
 
 
 def test_register_revoke_and_list(keys, security, public):

@@ -12,15 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.deployment.keys import (
-    client_files,
-    key_files,
-    main,
-    registered,
-    server_files,
-)
-from orchestra_flwr.deployment.keys.client_keys import load_public_key
-from orchestra_flwr.deployment.keys.command_line import SUBCOMMANDS
+from orchestra_flwr.deployment.keys import key_files
+from orchestra_flwr.deployment.keys.client_keys import client_files, load_public_key
+from orchestra_flwr.deployment.keys.client_registry import registered
+from orchestra_flwr.deployment.keys.command_line import SUBCOMMANDS, main
+from orchestra_flwr.deployment.keys.server_keys import server_files
 
 
 def tree(path: Path) -> list[Path]:

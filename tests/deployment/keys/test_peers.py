@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys import client_files
+from orchestra_flwr.deployment.keys.client_keys import client_files
 from orchestra_flwr.deployment.keys.peers import is_signed, read_peers, signatures
 
 

@@ -12,7 +12,7 @@ import pytest
 from orchestra_flwr import __version__
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.client_config import ClientConfig
-from orchestra_flwr.deployment.keys import registered
+from orchestra_flwr.deployment.keys.client_registry import registered
 from orchestra_flwr.fingerprints import file_sha256
 
 REPOSITORY = Path(__file__).parents[3]

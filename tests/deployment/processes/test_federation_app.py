@@ -3,13 +3,14 @@
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from multiprocessing import Pipe
 
 import pytest
 
 from orchestra_flwr.config import load
 from orchestra_flwr.deployment.channel.json_pipe import Channel
-from orchestra_flwr.deployment.processes import federation_app
+from orchestra_flwr.deployment.processes import federation_app, federation_run
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.flower.streaming_grid import EngineStoppedError
@@ -22,7 +23,7 @@ def test_it_works_in_the_environment_of_the_server(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("NO_PROXY", "*")
     seen = {}
-    monkeypatch.setattr(federation_app, "_serve", lambda *_: seen.update(os.environ))
+    monkeypatch.setattr(federation_run, "serve", lambda *_: seen.update(os.environ))
     ours, theirs = Pipe()
     monkeypatch.setattr("sys.argv", ["app", str(os.dup(theirs.fileno()))])
     thread = threading.Thread(target=federation_app.main)
@@ -51,12 +52,19 @@ def test_the_run_folder_is_locked_until_the_app_has_ended_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_server_can_keep_its_encoder(shared, tmp_path):
+def test_a_server_can_keep_its_encoder(shared, tmp_path, monkeypatch):
     config = load(ServerConfig, [f"share.encoder={str(shared).lower()}"])
-    delivery = federation_app._delivery(
-        config, None, None, RunFolder(tmp_path), print, note=print, queued=False
-    )
-    assert (delivery is not None) is shared
+    given = {}
+    monkeypatch.setattr(federation_run, "server_task", lambda *_: nullcontext())
+    monkeypatch.setattr(federation_run, "SuperLinkGrid", lambda *_, **__: None)
+    monkeypatch.setattr(federation_run, "run_federation", lambda *_, **named: given.update(named))
+    monkeypatch.setattr(RunFolder, "resume", RunFolder)
+    ours, theirs = Pipe()
+    task = {"config": config.to_json(), "folder": str(tmp_path), "ca": "", "socket": "", "run": 1}
+    with Channel(ours) as channel:
+        federation_run.serve(Channel(theirs), {**task, "queued": False})
+        assert channel.receive() == {"event": "finished", "summary": None}
+    assert (given["delivery"] is not None) is shared
 
 
 def test_the_end_of_a_superlink_is_said_in_plain_words():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.deployment.processes.supernode import Health
+from orchestra_flwr.deployment.processes.supernode import show_health
 
 DOCKERFILE = (Path(__file__).parents[3] / "Dockerfile").read_text()
 
@@ -41,16 +41,13 @@ def test_a_client_that_never_came_is_not_well(check):
 
 
 def test_a_client_is_well_as_long_as_it_takes_part(folder, check):
-    problem = None
-    health = Health(folder, lambda: problem)
-    health.show()
+    show_health(folder, None)
     assert check() == (0, "")
     problem = "data.root=/photos: no such folder"
-    health.show()
+    show_health(folder, problem)
     assert check() == (1, f"{problem}\n")
     assert (folder / "problem").stat().st_mode & 0o777 == 0o600
-    problem = None
-    health.show()
+    show_health(folder, None)
     assert check() == (0, "")
     minutes_ago = time.time() - 300  # its connection ended
     os.utime(folder / "alive", (minutes_ago, minutes_ago))
@@ -62,5 +59,5 @@ def test_a_full_disk_does_not_end_the_client(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "touch", full)
-    Health(folder, lambda: None).show()
+    show_health(folder, None)
     assert not (folder / "alive").exists()

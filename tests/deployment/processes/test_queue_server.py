@@ -35,10 +35,9 @@ def serving(tmp_path, monkeypatch):
     @contextmanager
     def opened(config, folder, report):
         served.append("opened")
-        status = SimpleNamespace(idle=idle)
         gate = SimpleNamespace(port=1)
         stations.append(
-            SimpleNamespace(link=link, gate=gate, report=report, status=status, connected=[])
+            SimpleNamespace(link=link, gate=gate, report=report, idle=idle, connected=[])
         )
         yield stations[-1]
 

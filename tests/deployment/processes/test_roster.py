@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from orchestra_flwr.deployment.keys import server_files
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
+from orchestra_flwr.deployment.keys.server_keys import server_files
 from orchestra_flwr.deployment.processes import flower_command
 from orchestra_flwr.deployment.processes import roster as roster_module
 from orchestra_flwr.deployment.processes.child import Child

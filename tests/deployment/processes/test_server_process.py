@@ -15,6 +15,7 @@ import pytest
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import server_process, station
+from orchestra_flwr.deployment.processes.flower_command import FlowerError
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -69,16 +70,16 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
             seen.append(("open" if is_listening(config.port) else "closed", clients))
             return dict.fromkeys([name for name, _ in clients])
 
-    def start(*_):
-        seen.extend([arrive(config, key), arrive(config, b"a stranger's")])
-        watched = re.search("to be watched at (.*)", capsys.readouterr().out)[1]
-        seen.append(httpx.get(f"{watched}status", trust_env=False).json()["clients"]["registered"])
-        raise FederationError("seen enough")
+        def start_run(self):
+            seen.extend([arrive(config, key), arrive(config, b"a stranger's")])
+            watched = re.search("to be watched at (.*)", capsys.readouterr().out)[1]
+            status = httpx.get(f"{watched}status", trust_env=False).json()
+            seen.append(status["clients"]["registered"])
+            raise FlowerError("seen enough")
 
     monkeypatch.setattr(station, "Flower", Flower)
     monkeypatch.setattr(station, "superlink_command", lambda *_: ["sleep", "60"])
     monkeypatch.setattr(station, "wait_until_up", lambda *_: None)
-    monkeypatch.setattr(server_process, "_start", start)
     with (
         RunFolder.open(config) as folder,
         make_progress("plain", 1) as progress,
@@ -103,7 +104,7 @@ def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypa
         names=dict,
         keys=None,
         gate=SimpleNamespace(limit_replies=lambda _: None),
-        status=SimpleNamespace(showing=lambda _: contextlib.nullcontext()),
+        showing=lambda _: contextlib.nullcontext(),
         flower=SimpleNamespace(start_run=lambda: 7, stop_run=stopped.append),
         **dict.fromkeys(["scratch", "link", "socket"]),
     )
@@ -148,9 +149,9 @@ def test_a_client_is_woken_when_the_app_reports_what_it_sent():
     events = [{"event": "sent", "node": 2**63 + 1}, {"event": "finished", "summary": {"rounds": 1}}]
     woken = []
     channel = SimpleNamespace(ready=lambda _: True, receive=lambda: events.pop(0))
-    gate = SimpleNamespace(wake=woken.append)
-    link = SimpleNamespace(returncode=None)
-    summary = server_process._follow(channel, link, None, gate, progress=(), audit=None)
+    gate, link = SimpleNamespace(wake=woken.append), SimpleNamespace(returncode=None)
+    open_server = SimpleNamespace(gate=gate, link=link)
+    summary = server_process._follow(channel, None, open_server, (), audit=None, cancelled=str)
     assert summary == {"rounds": 1}
     assert woken == [2**63 + 1]
 
@@ -171,10 +172,11 @@ def test_a_cancel_or_a_dead_superlink_is_seen_while_events_come_without_a_pause(
     channel = SimpleNamespace(ready=lambda _: True, receive=lambda: next(events))
     gate = SimpleNamespace(wake=lambda _: None)
     link = SimpleNamespace(returncode=1 if dies else None, log="superlink.log")
+    open_server = SimpleNamespace(gate=gate, link=link)
     error = FederationError if dies else server_process.RunCancelledError
     with pytest.raises(error, match="SuperLink ended" if dies else "because"):
         server_process._follow(
-            channel, link, None, gate, progress=(), audit=None, cancelled=lambda: "because"
+            channel, None, open_server, (), audit=None, cancelled=lambda: "because"
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_flwr.deployment.processes import supernode
 from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
-from orchestra_flwr.deployment.processes.supernode import Health, Supernode
+from orchestra_flwr.deployment.processes.supernode import Supernode
 
 # What Flower 1.41 writes, in a program that stays as its own does.
 DEAF = """
@@ -70,7 +70,7 @@ def said(tmp_path, monkeypatch, program):
         None,
         tmp_path,
         tmp_path,
-        health=Health(tmp_path, lambda: None),
+        problem=lambda: None,
         report=said.append,
     )
     made.start()
@@ -108,7 +108,7 @@ def test_what_is_no_address_is_said_and_does_not_end_the_client():
 def test_clients_do_not_come_again_at_the_same_moment(tmp_path, monkeypatch):
     def waits():
         made = Supernode(
-            "x:1", None, tmp_path, tmp_path, health=Health(tmp_path, str), report=lambda _: None
+            "x:1", None, tmp_path, tmp_path, problem=lambda: None, report=lambda _: None
         )
         waited = []
         monkeypatch.setattr(made, "_connect", lambda: "it does not answer")

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from orchestra_flwr.config import load
+from orchestra_flwr.deployment.processes.station import Station
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import finished_rounds
-from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus
+from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus, IdleStatus
 from orchestra_flwr.deployment.watch.figures import MAX_DETAILS
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus, ShownStatus
 from orchestra_flwr.reporting import RoundOutcome, RunFolder
 from orchestra_flwr.reporting.run_folder import finite
 
@@ -204,9 +204,9 @@ def test_a_server_without_a_run_shows_who_is_connected_and_for_what_it_waits(idl
 
 
 def test_the_address_shows_the_run_while_there_is_one(idle, run):
-    shown = ShownStatus(idle)
-    assert shown.to_dict()["state"] == "idle"
-    with pytest.raises(KeyboardInterrupt), shown.showing(run.status):
-        assert shown.to_dict()["state"] == "waiting"
+    station = Station(*[None] * 6, idle, idle, print)
+    assert station.shown()["state"] == "idle"
+    with pytest.raises(KeyboardInterrupt), station.showing(run.status):
+        assert station.shown()["state"] == "waiting"
         raise KeyboardInterrupt
-    assert shown.to_dict()["state"] == "idle"
+    assert station.shown()["state"] == "idle"

@@ -6,13 +6,13 @@ import pytest
 
 from orchestra_flwr.cli import top_main
 from orchestra_flwr.config import load
+from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import top
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
-from orchestra_flwr.deployment.watch.idle_status import IdleStatus
+from orchestra_flwr.deployment.watch.federation_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.deployment.watch.web_server import Answer, serving
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.reporting import RunFolder
 
 
@@ -33,7 +33,7 @@ def address(lines):
 def test_it_prints_how_a_server_is_doing(everything, called):
     everything.status.member("joined", "a")
     lines = []
-    with watched(WatchConfig(port=0), everything.status, lines.append):
+    with watched(WatchConfig(port=0), everything.status.to_dict, lines.append):
         code, out, err = called(f"server={address(lines)}", "once=true")
     assert (code, err) == (0, "")
     shown = dict(line.strip().split("  ", 1) for line in out.splitlines() if "  " in line.strip())
@@ -49,7 +49,7 @@ def test_it_prints_how_a_server_is_doing(everything, called):
 def test_a_server_without_a_run_has_no_rounds(called, tmp_path):
     config, lines = load(ServerConfig, [f"queue={tmp_path}"]), []
     idle = IdleStatus(config, RunFolder(tmp_path), lambda: ["a"], (), connected=lambda: ["a"])
-    with watched(WatchConfig(port=0), idle, lines.append):
+    with watched(WatchConfig(port=0), idle.to_dict, lines.append):
         code, out, err = called(f"server={address(lines)}", "once=true")
     assert (code, err) == (0, "") and "idle, waiting for a run: orchestra-submit" in out
     assert "a here" in out and "round" not in out and "replies" not in out
@@ -75,7 +75,7 @@ def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(top, "Live", Screen)
-    with watched(WatchConfig(port=0), everything.status, lines.append):
+    with watched(WatchConfig(port=0), everything.status.to_dict, lines.append):
         there = top.snapshot
         monkeypatch.setattr(
             top, "snapshot", lambda server: there("127.0.0.1:1" if len(shown) == 2 else server)

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.watch.client_status import DOING, ClientStatus
 from orchestra_flwr.deployment.watch.figures import figures
 from orchestra_flwr.deployment.watch.watched import PAGE, watched
-from orchestra_flwr.deployment.watch_config import WatchConfig
 from orchestra_flwr.federation.messages.failures import Failure
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -97,7 +97,7 @@ def test_a_servers_nonsense_ends_no_client(client, by_name):
 @pytest.fixture
 def address(everything):
     lines = []
-    with watched(WatchConfig(port=0), everything.status, lines.append):
+    with watched(WatchConfig(port=0), everything.status.to_dict, lines.append):
         (address,) = re.findall("http://127.0.0.1:[0-9]+/", lines[0])
         yield address
 
@@ -108,7 +108,7 @@ def get(address):
 
 def test_nothing_listens_unless_it_is_asked_for(everything):
     lines = []
-    with watched(WatchConfig(), everything.status, lines.append):
+    with watched(WatchConfig(), everything.status.to_dict, lines.append):
         assert lines == []
 
 

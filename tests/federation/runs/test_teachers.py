@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.config.reading.unread import without_unread
+from orchestra_flwr.config.reading.compose import without_unread
 from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.flower.arrays import from_record
