@@ -150,7 +150,7 @@ def evaluate_by(
     if "finetune" in protocols:
         tuned = partial(finetune, encoder, train, test, seeds=seeds, augmentation=augmentation)
         scores["finetune"] = {
-            str(fraction): tuned(fraction=fraction, batch_size=config.batch_size).summary()
+            str(fraction): tuned(fraction=fraction, batch_size=config.batch_size)
             for fraction in EPOCHS
         }
     return scores
@@ -213,6 +213,5 @@ def _probe_scores(
         features, labels = (part[shown.to(part.device)] for part in bank)
         scores[LABELLED] = fit_linear_probe(features, labels, penalty).accuracy(*queries)
     for protocol in (name for name in FRACTIONS if name in protocols):
-        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds, penalty)
-        scores[protocol] = accuracies.summary()
+        scores[protocol] = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds, penalty)
     return scores
