@@ -292,13 +292,7 @@ def encoder_of(config: OfSavedEncoder, device: str | torch.device = "cpu") -> En
 def encoder_at(
     named: str, file: Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
 ) -> Encoder:
-    """The encoder in a file, for a command.
-
-    Args:
-        named: the key and value that name it, for messages.
-        file: of its weights.
-        device: where to put it.
-        plugins: the user's packages.
+    """:func:`load_encoder` of what a configuration names, "<key>=<value>".
 
     Raises:
         ConfigError: there is none, or it is damaged.
