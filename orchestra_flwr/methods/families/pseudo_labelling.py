@@ -1,12 +1,12 @@
 """Methods whose received model labels the images of a client that have no label."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import SIMCLR, Recipe
+from orchestra_flwr.data import SIMCLR
 from orchestra_flwr.methods import Received, StartsRounds
 from orchestra_flwr.methods.families.classifying import Classifying
 from orchestra_flwr.methods.pseudo_labels import class_probabilities
@@ -15,6 +15,8 @@ from orchestra_flwr.models import check_statistics
 
 class PseudoLabelling(StartsRounds, Classifying):
     """A classifier whose received weights label the client's images, for the whole round."""
+
+    views: ClassVar = (SIMCLR, SIMCLR)
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -37,10 +39,6 @@ class PseudoLabelling(StartsRounds, Classifying):
         fraction = config.labels.fraction
         if fraction is not None:
             check_statistics(config, f"method={config.method.name} labels.fraction={fraction:g}")
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
 
     def start_round(self, received: Received) -> None:
         """Labels the client's images with the model that the round starts from."""
