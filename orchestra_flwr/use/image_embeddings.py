@@ -59,11 +59,7 @@ def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile
     Raises:
         ConfigError: there is none, or it holds no images.
     """
-    try:
-        archive = Archive(at_home(root))
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("data.root", key, 1)) from None
-    with archive:
+    with Archive(at_home(root), key) as archive:
         files = archive.files()
         if not files:
             raise ConfigError(f"{key}={root}: holds no images")
