@@ -80,11 +80,7 @@ class BoundsInformation(ABC):
 
     @abstractmethod
     def information(self, step: Step) -> Tensor:
-        """The lower bound in nats, a scalar without gradient.
-
-        Args:
-            step: what :meth:`Method.loss` returned.
-        """
+        """The lower bound in nats, a scalar without gradient."""
 
 
 class KnowsChance(ABC):
@@ -95,11 +91,7 @@ class KnowsChance(ABC):
 
     @abstractmethod
     def chance_losses(self, batch_size: int) -> dict[str, float]:
-        """Those losses by name.
-
-        Args:
-            batch_size: images a step.
-        """
+        """Those losses by name."""
 
 
 class ClipsGradients:

@@ -217,9 +217,6 @@ def has_statistics(backbone: nn.Module) -> bool:
 def check_frozen(backbone: FreezableNorms) -> None:
     """Refuses to freeze the statistics of an untrained backbone.
 
-    Args:
-        backbone: with the weights that a run begins with.
-
     Raises:
         ConfigError: it is frozen, and none of its running means has moved from 0.
     """

@@ -80,11 +80,6 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
 def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list[ImageFile]:
     """The files that are not in the folder of the results, where the page has pictures of its own.
 
-    Args:
-        files: of an archive.
-        config: names the archive and the folder.
-        key: of the archive.
-
     Raises:
         ConfigError: all files are there.
     """

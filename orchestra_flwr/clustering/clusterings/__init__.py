@@ -26,10 +26,6 @@ class Clustering(Plugin, nn.Module, ABC):
         Settings: its own options under `clustering.`.
         takes_clean_features: whether it calls the `features` of :meth:`start_round`. Heads then
             keep the statistics that evaluation mode needs.
-
-    Args:
-        settings: its own options, checked.
-        config: of the run.
     """
 
     takes_clean_features: ClassVar[bool] = False

@@ -14,10 +14,6 @@ class Solver(Plugin, ABC):
 
     Class attributes:
         Settings: its own options, `clustering.solver.<option>` beside `clustering.solver.name`.
-
-    Args:
-        settings: its own options, checked.
-        config: of the run.
     """
 
     def __init__(self, settings: Any, config: Config) -> None:

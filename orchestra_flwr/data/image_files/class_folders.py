@@ -51,10 +51,6 @@ def class_folders(files: list[ImageFile]) -> list[str | None]:
 def arrange(root: Path, files: list[ImageFile]) -> Contents:
     """Divides files into training and test images, and by class.
 
-    Args:
-        root: for messages.
-        files: all image files below it.
-
     Returns:
         Training files, test files and the names of the classes, in the order of their folders
         (none without labels). Training images beside class folders have no label.

@@ -61,13 +61,6 @@ def load_files(
 
     The limits choose among the files, before anything is decoded.
 
-    Args:
-        archive: the folder or zip.
-        root: where it is, for messages.
-        contents: its files.
-        data: name, size and limits.
-        options: where the cache is.
-
     Raises:
         ConfigError: no training image can be read.
     """

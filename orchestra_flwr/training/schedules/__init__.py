@@ -44,9 +44,6 @@ class Schedule(Plugin, ABC):
     Class attributes:
         Settings: the schedule's own options under `schedule.`.
         changes: whether the rate differs between epochs at all.
-
-    Args:
-        settings: its options, checked.
     """
 
     changes: ClassVar[bool] = True
