@@ -21,19 +21,14 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class OnnxEncoder:
-    """An ONNX model as a function of images.
+    """An ONNX model, given as bytes, as a function of images."""
 
-    Args:
-        model: its bytes.
-        threads: of the CPU; None: all that this process may use.
-    """
-
-    def __init__(self, model: bytes, threads: int | None = None) -> None:
+    def __init__(self, model: bytes) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = ERRORS_ONLY
-        options.intra_op_num_threads = threads or usable_cpus()
+        options.intra_op_num_threads = usable_cpus()
         self._session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
         )
@@ -54,7 +49,6 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
     Args:
         model: float32.
         images: (N, C, H, W) uint8, like those that the model will see.
-        batch_size: images at once.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
