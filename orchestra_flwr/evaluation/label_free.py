@@ -131,7 +131,6 @@ def label_free_scores(
         images: (N, C, H, W) uint8, N >= 1.
         augmentation: limits that the images set.
         generator: draws the augmentations; on the backbone's device.
-        batch_size: images at once.
         by: how they are normalised, `data.normalise`.
     """
     with evaluation_mode(backbone), torch.inference_mode():

@@ -42,10 +42,7 @@ TIMMS = {
 
 
 def export_to_detectron2(config: ExportConfig) -> Path:
-    """Writes `detectron2.safetensors` and `detectron2.yaml`.
-
-    Returns:
-        The folder that holds them.
+    """Writes `detectron2.safetensors` and `detectron2.yaml`; returns their folder.
 
     Raises:
         ConfigError: no encoder, or none that Detectron2 has: a ResNet with BatchNorm.

@@ -18,10 +18,7 @@ NETWORK = "model."  # what the names of a backbone's tensors begin with
 
 
 def export_to_timm(config: ExportConfig) -> Path:
-    """Writes `model.safetensors` and `config.json`; adapters are merged, as in every encoder.
-
-    Returns:
-        The folder that holds them.
+    """Writes `model.safetensors` and `config.json`, with adapters merged; returns their folder.
 
     Raises:
         ConfigError: no encoder, or none of a network of timm.

@@ -56,7 +56,6 @@ class ChecksClients(ABC):
 
         Args:
             config: of the run; on a real client with what its own command says.
-            client: its name.
 
         Raises:
             ConfigError: what is missing, in one line.

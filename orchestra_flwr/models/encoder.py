@@ -156,7 +156,6 @@ class Encoder(nn.Module):
         Args:
             images: what :meth:`preprocess` takes, any number of them; or a tensor (N, C, H, W) or
                 an array (N, H, W, C). An iterable is read batch by batch.
-            batch_size: images at once.
             progress: True shows it on stderr; a function is called after each batch with the number
                 of images that are done and that of all (None where it is not known).
 

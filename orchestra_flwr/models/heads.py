@@ -38,7 +38,6 @@ def build_head(
     Args:
         model: `projector` chooses the method's own :func:`mlp`, a :func:`plain_head`, or a plain
             head with a norm ("plain_norm"); `projector_hidden` replaces the hidden widths.
-        inputs: width of the input.
         hidden: the method's own widths of the hidden layers, at least one.
         bias, last_norm: as for :func:`mlp`.
         statistics: whether BatchNorm keeps running statistics, for a head used in evaluation mode.

@@ -10,7 +10,6 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
     """One line for each.
 
     Args:
-        config: of the run.
         dataset: the images that encoders are evaluated with, if any.
         batch_norm: of the server's model, as :meth:`BatchNormPolicy.of_servers_model` says it.
     """

@@ -199,8 +199,6 @@ def build_learner(
     with and without them.
 
     Args:
-        config: of the run.
-        channels: of its images.
         load: puts other weights into the method, before anything is frozen or added.
 
     Raises:

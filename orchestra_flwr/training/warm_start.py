@@ -16,8 +16,6 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
     encoder of `init`; heads and terms are drawn from the seed.
 
     Args:
-        config: of the run.
-        channels: of its images.
         begun: whether the run is resumed: its state is in the checkpoint, nothing is loaded here.
 
     Raises:

@@ -59,7 +59,6 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
     """The images of a configuration and their embeddings, which are made if they are not there.
 
     Args:
-        config: names the images.
         any_format: whether those that are there may have another format than `config.format`.
 
     Raises:
