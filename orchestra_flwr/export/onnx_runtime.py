@@ -1,7 +1,7 @@
 """ONNX models by onnxruntime, on the CPU: features, and 8-bit models by its own quantiser."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,23 +20,15 @@ BACKBONE = "'backbone'"  # in the scopes of its nodes; what comes before are pix
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-class OnnxEncoder:
-    """An ONNX model, given as bytes, as a function of images."""
+def onnx_features(model: bytes) -> Callable[[Tensor], Tensor]:
+    """An ONNX model as a function: (B, C, H, W) uint8 images to (B, dim) float32 features."""
+    import onnxruntime
 
-    def __init__(self, model: bytes) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = ERRORS_ONLY
-        options.intra_op_num_threads = usable_cpus()
-        self._session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
-        )
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 to (B, dim) float32 features."""
-        (features,) = self._session.run([OUTPUT], {INPUT: images.numpy()})
-        return torch.from_numpy(features)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = usable_cpus()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
 
 
 def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
