@@ -33,9 +33,9 @@ COSTS = (  # title, key in the metrics, factor, colour
     ("received by clients, MB", "bytes_down", 1e-6, COLOURS[1]),
     ("time, s", "seconds", 1.0, COLOURS[2]),
 )
-LABEL_FREE = (  # title, key in the scores, name, whether the axis begins at 0
-    ("dimensions of the features", "effective_rank", "effective rank", True),
-    ("alignment + 0.2 uniformity", "score", "score", False),
+LABEL_FREE = (  # title, key in the scores and name; whether the axis begins at 0
+    (("dimensions of the features", "effective_rank", "effective rank"), True),
+    (("alignment + 0.2 uniformity", "score", "score"), False),
 )
 MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
@@ -58,7 +58,7 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     drawn: list[tuple[Callable[[Axes, Metrics], None], bool]] = [
         *([(_draw_losses, False)] * _has_losses(metrics)),
         *([(_draw_scores, False)] * any(_has_scores(metrics, key) for key in ("knn", "map"))),
-        *((partial(_draw_label_free, *of), zero) for *of, zero in LABEL_FREE if has_free),
+        *((partial(_draw_label_free, *names), zero) for names, zero in LABEL_FREE if has_free),
         *((partial(_draw_cost, cost), True) for cost in COSTS if _points(trained, cost[1])),
     ]
     rows = 1 if len(drawn) <= 3 else 2
