@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from common import in_turns, table, write
 from torch import Tensor
 
-from orchestra_flwr.clustering import local_clustering, sinkhorn
-from orchestra_flwr.clustering.sinkhorn_knopp import SHARPNESS
+from orchestra_flwr.clustering.local_clusters import local_clustering
+from orchestra_flwr.clustering.sinkhorn_knopp import SHARPNESS, sinkhorn
 from orchestra_flwr.clustering.solvers.alternating import global_clustering
 from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 

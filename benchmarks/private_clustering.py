@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
-from orchestra_flwr.clustering import private_clustering
+from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.clustering.solvers.alternating import global_clustering
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.reporting import environment

@@ -25,7 +25,7 @@ from published import PublishedClient
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from orchestra_flwr.clustering import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 from orchestra_flwr.config import Config, load_config
 from orchestra_flwr.evaluation import knn_accuracy

@@ -51,7 +51,7 @@ def test_no_run_imports_the_compiler(tiny):
     program = """if True:
         import torch
         from orchestra_flwr.config import Config
-        from orchestra_flwr.evaluation import fit_linear_probe
+        from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
         from orchestra_flwr.training import check_model
         for config in sys.argv[1:]:
             check_model(Config.from_json(config), 1)

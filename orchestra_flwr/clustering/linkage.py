@@ -10,8 +10,6 @@ def linkage_groups(similarity: np.ndarray, groups: int, min_members: int = 1) ->
 
     Args:
         similarity: (n, n) symmetric, at most 1 but for rounding; its diagonal is not read.
-        groups: how many.
-        min_members: of each group.
 
     Returns:
         (n,) group of each; groups are numbered by their first members.

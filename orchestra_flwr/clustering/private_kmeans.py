@@ -161,7 +161,6 @@ def grow_tree(
     Args:
         bits: (n, depth) the side of each hyperplane on which a row lies.
         dimensions: the d of the rows.
-        clusters: how many are wanted.
         mechanism: the noise of counts, and that of sums, which the threshold depends on.
         noise: where noise comes from.
         k_min: least noisy count of a leaf.
@@ -223,7 +222,6 @@ def weighted_kmeans(points: Tensor, weights: Tensor, k: int, noise: NoiseStream)
     Args:
         points: (n, d).
         weights: (n,) positive.
-        k: how many centroids are wanted.
         noise: where random seeds come from.
 
     Returns:

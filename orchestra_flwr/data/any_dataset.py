@@ -31,7 +31,6 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
             are whole numbers or texts; -1 and None mean no label. In a mapping the label is the
             item "label"; else the only column of class labels, or called "class" or "target"; else
             the only one with "label" in its name.
-        name: the name of the result.
         size: height and width of its images in pixels.
 
     Raises:

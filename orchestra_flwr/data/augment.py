@@ -106,7 +106,6 @@ def sample_parameters(
 
     Args:
         recipes: one for each view.
-        batch: images a view.
         size: height and width of the images in pixels.
         generator: its device is the parameters'.
     """
@@ -178,7 +177,6 @@ def _crop_boxes(least: Tensor, spread: Tensor, tries: Tensor, place: Tensor, siz
         spread: of the largest area over the least, (N, 1).
         tries: uniform, (N, 2 * CROP_TRIES): the area and the ratio of every try.
         place: uniform, (N, 2).
-        size: height and width of the images.
 
     Returns:
         Top, left, height, width of each crop: int64, (N, 4).

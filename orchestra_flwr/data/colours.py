@@ -82,7 +82,6 @@ def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, 
     Args:
         operations: BRIGHTNESS, CONTRAST or SATURATION, (steps, N).
         factors: strengths, (steps, N).
-        channels: of the images, C.
 
     Returns:
         (steps, N, C, C) and (steps, N, 1, 1).

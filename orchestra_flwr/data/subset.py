@@ -22,7 +22,6 @@ def balanced_subset(
 
     Args:
         labels: (count,), or None.
-        count: number of images.
         limit: size of the subset; None, or at least `count`, takes all.
 
     Returns:

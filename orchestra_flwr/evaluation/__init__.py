@@ -8,7 +8,7 @@ from orchestra_flwr.evaluation.label_free import (
     label_free_scores,
     lidar_of_images,
 )
-from orchestra_flwr.evaluation.linear_probe import fit_linear_probe, linear_accuracy
+from orchestra_flwr.evaluation.linear_probe import linear_accuracy
 from orchestra_flwr.evaluation.own_classes import (
     OwnClasses,
     personal_accuracy,
@@ -24,7 +24,6 @@ __all__ = [
     "evaluate",
     "extract_features",
     "fewer_voters",
-    "fit_linear_probe",
     "knn_accuracy",
     "label_free_scores",
     "lidar_of_images",

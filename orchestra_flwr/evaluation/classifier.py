@@ -44,7 +44,6 @@ class Classifier(nn.Module):
 
     Args:
         encoder: maps images (B, C, H, W) to features (B, dim).
-        dim: width of the features.
         classes: K.
     """
 

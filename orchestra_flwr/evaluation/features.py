@@ -32,7 +32,6 @@ def extract_features(
         encoder: maps uint8 images (B, C, H, W) to features (B, dim).
         images: (N, C, H, W) uint8, on any device.
         batch_size: images at once; the last batch may be smaller.
-        precision: in which the encoder computes.
         on_progress: called after each batch with how many images are done, and of how many.
 
     Returns:

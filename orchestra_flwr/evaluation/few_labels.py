@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,20 +16,10 @@ FRACTIONS: Mapping[str, float] = {"linear_10": 0.1, "linear_1": 0.01}  # of the 
 Features = tuple[Tensor, Tensor]  # (N, dim), and their classes (N,)
 
 
-@dataclass(frozen=True)
-class Accuracies:
-    """Test accuracies with one fraction of the labels, one for each seed."""
-
-    runs: tuple[float, ...]
-
-    def summary(self) -> dict[str, Any]:
-        """`mean`, sample deviation `std` (None of a single run) and `runs`, all fractions."""
-        several = len(self.runs) > 1
-        return {
-            "mean": statistics.mean(self.runs),
-            "std": statistics.stdev(self.runs) if several else None,
-            "runs": list(self.runs),
-        }
+def over_seeds(runs: list[float]) -> dict[str, Any]:
+    """`mean`, sample deviation `std` (None of a single run) and `runs`: test accuracies."""
+    deviation = statistics.stdev(runs) if len(runs) > 1 else None
+    return {"mean": statistics.mean(runs), "std": deviation, "runs": runs}
 
 
 def labelled_subset(labels: Tensor, fraction: float, seed: int) -> Tensor:
@@ -61,8 +50,8 @@ def probe_accuracies(
     fraction: float,
     seeds: Sequence[int],
     penalty: float | None = None,
-) -> Accuracies:
-    """Linear probes on some of the training features; the encoder stays frozen.
+) -> dict[str, Any]:
+    """Linear probes on some of the training features; returns their :func:`over_seeds`.
 
     Args:
         bank: training features and their classes.
@@ -77,4 +66,4 @@ def probe_accuracies(
         chosen = labelled_subset(labels, fraction, seed)
         few = features[chosen.to(features.device)], labels[chosen.to(labels.device)]
         runs.append(linear_accuracy(*few, *queries, penalty))
-    return Accuracies(tuple(runs))
+    return over_seeds(runs)

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
 from orchestra_flwr.evaluation.features import device_of, extract_features
-from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
+from orchestra_flwr.evaluation.few_labels import labelled_subset, over_seeds
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ def finetune(
     seeds: Sequence[int],
     augmentation: AugmentationConfig,
     batch_size: int,
-) -> Accuracies:
-    """Fine-tunes a copy of an encoder with few labels, once for each seed.
+) -> dict[str, Any]:
+    """Fine-tunes a copy of an encoder with few labels for each seed; returns :func:`over_seeds`.
 
     The schedule is SimCLR's (Chen et al. 2020, B.5), fixed ahead and the same for every encoder:
     lr .05 * batch / 256, no warm-up, no weight decay, crops and flips, 60 epochs for 1 % and 30
@@ -55,7 +56,7 @@ def finetune(
                            augmentation=augmentation, seed=seed, purpose=purpose)  # fmt: skip
         runs.append(model.accuracy(*test, batch_size))
         log.info("%s: %.1f %%", purpose, 100 * runs[-1])
-    return Accuracies(tuple(runs))
+    return over_seeds(runs)
 
 
 def fine_tuned(

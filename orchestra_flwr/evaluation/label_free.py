@@ -131,7 +131,6 @@ def label_free_scores(
         images: (N, C, H, W) uint8, N >= 1.
         augmentation: limits that the images set.
         generator: draws the augmentations; on the backbone's device.
-        batch_size: images at once.
         by: how they are normalised, `data.normalise`.
     """
     with evaluation_mode(backbone), torch.inference_mode():
@@ -154,12 +153,7 @@ def lidar_of_images(
     *,
     by: Normalisation,
 ) -> float:
-    """LiDAR of a backbone on at most 1,000 images, evenly spaced; each passes it ten times.
-
-    Args:
-        backbone, images, augmentation, generator, batch_size, by: as for
-            :func:`label_free_scores`.
-    """
+    """LiDAR of a backbone on at most 1,000 images, evenly spaced; each passes it ten times."""
     some = images[torch.linspace(0, len(images) - 1, min(LIDAR_IMAGES, len(images))).round().long()]
     recipe = SIMCLR.limited(augmentation)
     with evaluation_mode(backbone), torch.inference_mode():

@@ -130,7 +130,6 @@ def fit_linear_probe(
         penalty: above 0. None: it is chosen among `PENALTIES` by the cross-entropy of features left
             out in 3-fold cross-validation; 1e-4 where fewer than two classes have two features.
             Of more than 10,000 features 10,000 choose.
-        seed: of the folds.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -168,7 +167,6 @@ def _chosen_penalty(
         x: (N, dim) standardised features along their principal axes.
         targets: (N,) rows of the classes.
         variances: (dim,) along the axes.
-        seed: of the folds.
 
     Returns:
         The penalty, and where the fit on all features starts: the mean of the folds' solutions.

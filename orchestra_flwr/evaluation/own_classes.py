@@ -48,7 +48,6 @@ class OwnClasses:
         Args:
             encoder: the client's, maps images to features (B, dim).
             head: makes logits (B, K) of features; None: the method has no classes.
-            batch_size: images at once.
         """
         bank = extract_features(encoder, self.train[0], batch_size)
         queries = extract_features(encoder, self.test[0], batch_size)
@@ -89,7 +88,6 @@ def personal_accuracy(
         labels: (n,) their classes, UNLABELLED where an image has none.
         count: how many are drawn to fit the linear probe.
         generator: draws them; on the CPU.
-        batch_size: images at once.
         penalty: of the probe; None: it is chosen by cross-validation.
 
     Returns:

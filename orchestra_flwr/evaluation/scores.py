@@ -51,7 +51,6 @@ def evaluate(
         encoder: maps images (B, C, H, W), uint8 or in [0, 1], to features (B, dim).
         train: images and labels; the kNN's bank and the probe's training set. Labels (N, K) bool
             are those of images that may show several classes.
-        test: images and labels.
         config: batch size and precision, the kNN's k and temperature, which linear probe, and
             whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
@@ -109,17 +108,12 @@ def evaluate_by(
 ) -> dict[str, Any]:
     """Evaluates an encoder by the protocols that are asked for; the features are made once.
 
+    Arguments as in :func:`evaluate`, but:
+
     Args:
-        encoder: as in :func:`evaluate`; so are `train`, `test`, `augmentation`, `classifier` and
-            `on_progress`.
-        train: images and labels.
-        test: images and labels.
         protocols: of knn, linear, linear_10, linear_1, linear_published, linear_dec_ssl, finetune
             and, with `shown`, linear_labelled; with linear_fixed all probes have penalty 1e-4.
-        config: batch size, precision, and the kNN's k (at most a tenth of the bank), temperature.
-        augmentation: limits that the images set.
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
-        shown: as in :func:`evaluate`.
 
     Returns:
         `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
@@ -150,7 +144,7 @@ def evaluate_by(
     if "finetune" in protocols:
         tuned = partial(finetune, encoder, train, test, seeds=seeds, augmentation=augmentation)
         scores["finetune"] = {
-            str(fraction): tuned(fraction=fraction, batch_size=config.batch_size).summary()
+            str(fraction): tuned(fraction=fraction, batch_size=config.batch_size)
             for fraction in EPOCHS
         }
     return scores
@@ -213,6 +207,5 @@ def _probe_scores(
         features, labels = (part[shown.to(part.device)] for part in bank)
         scores[LABELLED] = fit_linear_probe(features, labels, penalty).accuracy(*queries)
     for protocol in (name for name in FRACTIONS if name in protocols):
-        accuracies = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds, penalty)
-        scores[protocol] = accuracies.summary()
+        scores[protocol] = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds, penalty)
     return scores

@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 from orchestra_flwr.config import Config, ConfigError, is_free
 from orchestra_flwr.experiments.planning.classes_held import classes_held_by_clients
+from orchestra_flwr.experiments.planning.measure_table import FINETUNING, MEASURES, TRANSFER
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
 from orchestra_flwr.experiments.results.runs import (
-    FINETUNED,
-    FINETUNING,
     LOGS,
     STARTED,
-    TRANSFER,
     Run,
     last_error,
     read_run,
@@ -48,7 +46,6 @@ class Job:
         steps: commands, one after another.
         state: waiting, running, done or failed.
         process: of the command that runs.
-        log: the file that takes the output of the commands.
         began: when the job was started (monotonic clock).
         was_begun: the run's folder was there before; the run is resumed.
         refresh: the job as it is found to be later, None once the run is complete.
@@ -58,7 +55,6 @@ class Job:
     steps: list[list[str]]
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     process: subprocess.Popen[bytes] | None = None
-    log: TextIO | None = None
     began: float = 0.0
     was_begun: bool = False
     refresh: Callable[[], Job | None] | None = None
@@ -71,9 +67,7 @@ def run_plan(
 
     Args:
         plan: the experiment's runs; written into the folder, for the report.
-        configs: the configuration of each run.
         folder: holds the folders of all runs.
-        jobs: runs side by side.
         announce: called with lines about the progress.
 
     Returns:
@@ -161,16 +155,17 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
     if trained and row.rounds is not None and trained.summary.get("rounds", 0) > row.rounds:
         return []  # it was resumed with more rounds, and reports leave it out
     missing = {
-        measure
-        for measure in {*FINETUNED, *TRANSFER}.intersection(plan.experiment.measures)
-        if trained is None or trained.is_missing(measure, plan.transfer)
+        by
+        for measure in plan.experiment.measures
+        if (by := MEASURES[measure].evaluation)
+        and (trained is None or trained.is_missing(measure, plan.transfer))
     }
     device = _values_of(row, "device", "plugins")
     commands = []
-    if missing & FINETUNED.keys():
+    if FINETUNING in missing:
         places = _values_of(row, "data.root", "data.cache")
         commands.append([*device, *places, "protocols=[finetune]", f"name={FINETUNING}"])
-    if plan.transfer and missing & TRANSFER.keys():
+    if plan.transfer and TRANSFER in missing:
         images = with_root(plan.experiment.at(plan.scale).transfer, plan.transfer_root)
         commands.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
     return [
@@ -203,6 +198,9 @@ class _Sweep:
             self._stop_running()
         return [job.name for job in self._in_state("failed")]
 
+    def _log(self, job: Job) -> Path:
+        return self.folder / LOGS / f"{job.name}.log"
+
     def _in_state(self, state: str) -> list[Job]:
         return [job for job in self.todo if job.state == state]
 
@@ -212,8 +210,8 @@ class _Sweep:
             if not self._is_still_to_do(job):
                 continue
             job.state, job.began = "running", time.monotonic()
-            job.log = (self.folder / LOGS / f"{job.name}.log").open("a")
-            print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=job.log, flush=True)
+            with self._log(job).open("a") as log:
+                print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=log)
             number = self.todo.index(job) + 1
             begun = "resumed" if job.was_begun else "started"
             self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")
@@ -234,13 +232,14 @@ class _Sweep:
 
     def _next_step(self, job: Job) -> None:
         # A new session: Ctrl-C reaches this process alone, which then stops the others.
-        job.process = subprocess.Popen(
-            job.steps.pop(0),
-            stdout=job.log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with self._log(job).open("a") as log:
+            job.process = subprocess.Popen(
+                job.steps.pop(0),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def _check(self, job: Job) -> None:
         assert job.process is not None
@@ -252,14 +251,12 @@ class _Sweep:
             return
         job.state = "done" if code == 0 else "failed"
         seconds = time.monotonic() - job.began
-        if job.log:
-            job.log.close()
         number = self.todo.index(job) + 1
         if code == 0:
             self.seconds += [] if job.was_begun else [seconds]
             result = f"done in {duration(seconds)}"
         else:
-            log = self.folder / LOGS / f"{job.name}.log"
+            log = self._log(job)
             result = f"FAILED (exit code {code}): {last_error(log) or f'see {log}'}"
         self.announce(f"[{number}/{len(self.todo)}] {result}: {job.name}{self._left()}")
 
@@ -288,8 +285,6 @@ class _Sweep:
                 except subprocess.TimeoutExpired:
                     job.process.kill()
                     job.process.wait()
-            if job.log:
-                job.log.close()
 
 
 def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Announce) -> list[str]:

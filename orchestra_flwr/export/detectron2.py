@@ -17,7 +17,7 @@ from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.batch_norm import MEAN, VARIANCE, is_counter
-from orchestra_flwr.models.normalisation import STATISTICS
+from orchestra_flwr.models.normalisation import mean_and_deviation
 
 WEIGHTS, SETTINGS = "detectron2.safetensors", "detectron2.yaml"
 DEPTHS = {"resnet18": 18, "resnet34": 34, "resnet50": 50, "resnet101": 101, "resnet152": 152}
@@ -42,10 +42,7 @@ TIMMS = {
 
 
 def export_to_detectron2(config: ExportConfig) -> Path:
-    """Writes `detectron2.safetensors` and `detectron2.yaml`.
-
-    Returns:
-        The folder that holds them.
+    """Writes `detectron2.safetensors` and `detectron2.yaml`; returns their folder.
 
     Raises:
         ConfigError: no encoder, or none that Detectron2 has: a ResNet with BatchNorm.
@@ -110,9 +107,7 @@ def _depth(encoder: Encoder) -> int:
 def _settings(encoder: Encoder, depth: int) -> str:
     """What of a Detectron2 configuration follows from the encoder."""
     spec = encoder.spec
-    mean, deviation = ([255 * v for v in values] for values in STATISTICS[spec.normalise])
-    if len(mean) == 1:
-        mean, deviation = mean * spec.channels, deviation * spec.channels
+    mean, deviation = mean_and_deviation(spec.normalise, spec.channels)
     width = spec.model.width if spec.model.name == "resnet18" else 64
     stem = int(encoder.backbone.state_dict()[_first(encoder)].shape[-1])
     return "\n".join(
@@ -121,8 +116,8 @@ def _settings(encoder: Encoder, depth: int) -> str:
             "INPUT:",
             '  FORMAT: "RGB"',
             "MODEL:",
-            f"  PIXEL_MEAN: {json.dumps([round(v, 4) for v in mean])}",
-            f"  PIXEL_STD: {json.dumps([round(v, 4) for v in deviation])}",
+            f"  PIXEL_MEAN: {json.dumps([round(255 * v, 4) for v in mean])}",
+            f"  PIXEL_STD: {json.dumps([round(255 * v, 4) for v in deviation])}",
             "  RESNETS:",
             f"    DEPTH: {depth}",
             '    NORM: "FrozenBN"',

@@ -9,18 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.reporting.text import percent, size
+from orchestra_flwr.reporting.text import ACCURACIES, percent, size
 
 WIDTH = 120  # characters; in a narrower terminal the lines wrap, and none is cut
 
 
-def print_export(results: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
+def print_export(results: Mapping[str, Any], folder: Path) -> None:
     """Prints a Markdown table of the files, and on the last line the folder that holds them."""
     table = Table(box=box.MARKDOWN)
     files = results["files"]
     batches = list(files[0]["seconds"])
-    scores = {"knn": "kNN", "linear": "linear probe"}
-    shown = {key: name for key, name in scores.items() if key in files[0]}
+    shown = {key: name for key, name in ACCURACIES.items() if key in files[0]}
     headings = ["file", "size", *(f"ms, batch {b}" for b in batches), "difference", *shown.values()]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "file" else "right")
@@ -34,6 +33,6 @@ def print_export(results: Mapping[str, Any], folder: Path, console: Console | No
             difference,
             *(percent(file[key]) for key in shown),
         )
-    console = console or Console(width=WIDTH)
+    console = Console(width=WIDTH)
     console.print(table)
     console.print(printable(str(folder)), markup=False, highlight=False, soft_wrap=True)

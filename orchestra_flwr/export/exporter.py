@@ -18,7 +18,7 @@ from orchestra_flwr.export.measures import (
     largest_difference,
     latency,
 )
-from orchestra_flwr.export.onnx_runtime import OnnxEncoder, quantised
+from orchestra_flwr.export.onnx_runtime import onnx_features, quantised
 from orchestra_flwr.export.portable import PortableEncoder
 from orchestra_flwr.export.programs import (
     ExportError,
@@ -109,11 +109,11 @@ def _made(config: ExportConfig, portable: PortableEncoder, dataset: Dataset | No
         content = torch_file(program)
         return [_checked(config, portable, folder / "encoder.pt2", content, loaded(content))]
     model = onnx_model(program, _about(portable))
-    made = [_checked(config, portable, folder / "encoder.onnx", model, OnnxEncoder(model))]
+    made = [_checked(config, portable, folder / "encoder.onnx", model, onnx_features(model))]
     if dataset is not None:
         seen = limited(dataset.train, config.calibration).images
         small = quantised(model, seen, min(config.evaluation.batch_size, len(seen)))
-        features = OnnxEncoder(small)
+        features = onnx_features(small)
         distance = largest_difference(portable, features, [seen])
         made.append((folder / "encoder.int8.onnx", small, features, distance))
     return made

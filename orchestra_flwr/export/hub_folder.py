@@ -60,7 +60,6 @@ def write_hub_folder(
         exported: a folder with files that were exported of this encoder; they go to `onnx/`.
         folder: is made, and its files are replaced.
         repository: "owner/name" on the hub, for the card; "": not known.
-        license: for the card.
 
     Returns:
         The files, the card first.

@@ -1,7 +1,7 @@
 """ONNX models by onnxruntime, on the CPU: features, and 8-bit models by its own quantiser."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,28 +20,15 @@ BACKBONE = "'backbone'"  # in the scopes of its nodes; what comes before are pix
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-class OnnxEncoder:
-    """An ONNX model as a function of images.
+def onnx_features(model: bytes) -> Callable[[Tensor], Tensor]:
+    """An ONNX model as a function: (B, C, H, W) uint8 images to (B, dim) float32 features."""
+    import onnxruntime
 
-    Args:
-        model: its bytes.
-        threads: of the CPU; None: all that this process may use.
-    """
-
-    def __init__(self, model: bytes, threads: int | None = None) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = ERRORS_ONLY
-        options.intra_op_num_threads = threads or usable_cpus()
-        self._session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
-        )
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 to (B, dim) float32 features."""
-        (features,) = self._session.run([OUTPUT], {INPUT: images.numpy()})
-        return torch.from_numpy(features)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = usable_cpus()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
 
 
 def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
@@ -54,7 +41,6 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
     Args:
         model: float32.
         images: (N, C, H, W) uint8, like those that the model will see.
-        batch_size: images at once.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

@@ -19,13 +19,10 @@ NETWORK = "model."  # what the names of a backbone's tensors begin with
 
 
 def export_to_peft(config: ExportConfig) -> Path:
-    """Writes `adapter_model.safetensors` and `adapter_config.json`.
+    """Writes `adapter_model.safetensors` and `adapter_config.json`; returns their folder.
 
     They are of the saved encoder's backbone after the last round, for timm's network without a
     classifier and with the weights that the run began with.
-
-    Returns:
-        The folder that holds them.
 
     Raises:
         ConfigError: no run of adaptation=lora on a network of timm, or its encoder is of an earlier

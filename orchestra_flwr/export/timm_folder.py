@@ -11,17 +11,14 @@ from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.backbones.timm import creation_options
-from orchestra_flwr.models.normalisation import STATISTICS
+from orchestra_flwr.models.normalisation import mean_and_deviation
 
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"  # timm's names
 NETWORK = "model."  # what the names of a backbone's tensors begin with
 
 
 def export_to_timm(config: ExportConfig) -> Path:
-    """Writes `model.safetensors` and `config.json`; adapters are merged, as in every encoder.
-
-    Returns:
-        The folder that holds them.
+    """Writes `model.safetensors` and `config.json`, with adapters merged; returns their folder.
 
     Raises:
         ConfigError: no encoder, or none of a network of timm.
@@ -47,10 +44,7 @@ def _settings(encoder: Encoder) -> dict[str, Any]:
     spec, settings = encoder.spec, encoder.spec.model.settings
     network: Any = encoder.backbone.get_submodule("model")
     known: dict[str, Any] = network.pretrained_cfg
-    mean, deviation = (
-        [*values, *values[:1] * (spec.channels - len(values))]
-        for values in STATISTICS[spec.normalise]
-    )
+    mean, deviation = mean_and_deviation(spec.normalise, spec.channels)
     return {
         "architecture": settings.timm.partition(".")[0],
         "num_classes": 0,

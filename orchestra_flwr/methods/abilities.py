@@ -56,7 +56,6 @@ class ChecksClients(ABC):
 
         Args:
             config: of the run; on a real client with what its own command says.
-            client: its name.
 
         Raises:
             ConfigError: what is missing, in one line.
@@ -80,11 +79,7 @@ class BoundsInformation(ABC):
 
     @abstractmethod
     def information(self, step: Step) -> Tensor:
-        """The lower bound in nats, a scalar without gradient.
-
-        Args:
-            step: what :meth:`Method.loss` returned.
-        """
+        """The lower bound in nats, a scalar without gradient."""
 
 
 class KnowsChance(ABC):
@@ -95,11 +90,7 @@ class KnowsChance(ABC):
 
     @abstractmethod
     def chance_losses(self, batch_size: int) -> dict[str, float]:
-        """Those losses by name.
-
-        Args:
-            batch_size: images a step.
-        """
+        """Those losses by name."""
 
 
 class ClipsGradients:

@@ -3,14 +3,12 @@
 Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 from torch import nn
 
 from orchestra_flwr.config import Config, ModelConfig, Section
-from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, Role, Step
 from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.methods.families.joint_embedding import BYOL_VIEWS
@@ -27,6 +25,7 @@ class BYOL(MomentumEncoder):
         ema: float = Field(0.996, ge=0, lt=1)
 
     roles: ClassVar = {"predictor": Role.SHARED}
+    views: ClassVar = BYOL_VIEWS
 
     settings: Settings
 
@@ -42,10 +41,6 @@ class BYOL(MomentumEncoder):
         """Two layers, the hidden one twice as wide, no norm at the end."""
         hidden = 2 * model.projector_dim
         return build_head(model, self.backbone.dim, hidden, last_norm=False, plain_norm=True)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """BYOL's two different augmentations, one always blurred, one seldom, but solarized."""
-        return BYOL_VIEWS
 
     def loss(self, batch: Batch) -> Step:
         """Each view predicts the target's features of the other one."""

@@ -26,8 +26,8 @@ from orchestra_flwr.methods import (
     classes_of,
 )
 from orchestra_flwr.methods.families import PseudoLabelling
+from orchestra_flwr.methods.families.pseudo_labelling import with_pseudo_labels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.pseudo_labels import with_pseudo_labels
 from orchestra_flwr.methods.semi_supervised import label_loss
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed

@@ -46,12 +46,7 @@ class Contributes(ABC):
 
     @classmethod
     def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:
-        """A client's weight in the mean with `federation.weighting=samples`, greater than 0.
-
-        Args:
-            images: of the client.
-            contributions: what it contributed in this round.
-        """
+        """A client's weight in the mean with `federation.weighting=samples`, greater than 0."""
         return images
 
 

@@ -5,8 +5,7 @@ et al., "SEED: Self-supervised Distillation for Visual Representation", ICLR 202
 2101.04731), or a cosine.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -20,6 +19,7 @@ from orchestra_flwr.methods.teacher import targets_of, teacher_of
 from orchestra_flwr.models import build_head
 from orchestra_flwr.models.backbones.timm import PUBLISHED
 
+# One view, of the student: what the teacher saw is still in it.
 VIEW = Recipe(jitter=(0.2, 0.2, 0.2, 0.05), gray_p=0.05, blur_p=0)
 MAX_COMPARED = 4096  # of a client's images, with which the similarity loss compares
 
@@ -79,6 +79,8 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         teacher_temperature: float = Field(0.02, gt=0)
         head: Literal["shared", "local"] = "shared"
 
+    views: ClassVar = (VIEW,)
+
     settings: Settings
 
     def __init__(self, config: Config, channels: int) -> None:
@@ -109,10 +111,6 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         role = super().role(name)
         is_own = self.settings.head == "local" and name.startswith("projector.")
         return Role.LOCAL if is_own else role
-
-    def recipes(self) -> Sequence[Recipe]:
-        """One view, of the student: what the teacher saw is still in it."""
-        return (VIEW,)
 
     def start_round(self, received: Received) -> None:
         """Asks the teacher, unless it has seen these images."""

@@ -158,7 +158,6 @@ def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:
     fraction shows all labels of a smaller one.
 
     Args:
-        config: of the run.
         labels: (n,) int64, UNLABELLED where there is no label.
         client: whose they are, by name.
 

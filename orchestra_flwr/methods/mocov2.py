@@ -5,7 +5,6 @@ He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 
 """
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -28,6 +27,7 @@ from orchestra_flwr.methods import (
 from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.models import build_head
 
+# SimCLR's with smaller crops.
 VIEW = Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1))
 
 
@@ -71,6 +71,7 @@ class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
         queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
 
     roles: ClassVar = {"queue": Role.TRANSIENT}
+    views: ClassVar = (VIEW, VIEW)
 
     settings: Settings
 
@@ -86,10 +87,6 @@ class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
         """
         dim = self.backbone.dim
         return build_head(model, dim, dim, bias=True, last_norm=False)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views: SimCLR's with smaller crops."""
-        return (VIEW, VIEW)
 
     def start_round(self, received: Received) -> None:
         """The queue begins empty."""

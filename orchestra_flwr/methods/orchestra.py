@@ -164,7 +164,6 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         """Equation 3, as a cross-entropy, of the third view.
 
         Args:
-            batch: of the step.
             projection: (B, D) of the view that predicts assignments.
         """
         turns = self.rotation_head(self.projector(self.backbone(batch.views[2])))

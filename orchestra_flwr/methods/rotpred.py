@@ -4,7 +4,6 @@ Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotati
 """
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import Batch, KnowsChance, Role, Step
 from orchestra_flwr.methods.families import Projecting
 
+# The image as it is, turned.
 TURNED = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0, rotate=True)
 
 
@@ -22,14 +22,11 @@ class RotPred(KnowsChance, Projecting):
     """Backbone, a two-layer projector and a linear head for the four rotations."""
 
     roles: ClassVar = {"rotation_head": Role.SHARED}
+    views: ClassVar = (TURNED,)
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self.rotation_head = nn.Linear(config.model.projector_dim, 4)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The image as it is, turned."""
-        return (TURNED,)
 
     def chance_losses(self, batch_size: int) -> dict[str, float]:
         """Four rotations are equally likely."""

@@ -95,7 +95,6 @@ def losses_with_labels(
     """The named parts of a loss without labels, and those that labels add.
 
     Args:
-        name: of the loss.
         loss: of some of the batch's images.
         classifier: of the backbone's features; None: there are no labels.
         views: (B, dim) features of the backbone for each view.

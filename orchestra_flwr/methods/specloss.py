@@ -4,7 +4,6 @@ HaoChen et al., "Provable Guarantees for Self-Supervised Deep Learning with Spec
 Loss", NeurIPS 2021, on cosine similarities as in the Orchestra paper (Table 8).
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
@@ -17,8 +16,9 @@ from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.models import build_head
 
-# As published, but for the first view's bilinear crops: all crops here are bicubic.
-RECIPES = (
+# A plain crop, and a view with colour jitter. As published, but for the first one's bilinear crops:
+# all crops here are bicubic.
+VIEWS = (
     Recipe(crop_scale=(0.08, 1.0), jitter_p=0, gray_p=0, blur_p=0),
     Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)),
 )
@@ -33,6 +33,7 @@ class SpecLoss(Projecting):
         outputs: int = Field(32, ge=2)  # of the last layer; the Orchestra paper takes its G
 
     roles: ClassVar = {"clusters": Role.SHARED}
+    views: ClassVar = VIEWS
 
     settings: Settings
 
@@ -43,10 +44,6 @@ class SpecLoss(Projecting):
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Two layers."""
         return build_head(model, self.backbone.dim, model.projector_dim)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """A plain crop, and a view with colour jitter."""
-        return RECIPES
 
     def loss(self, batch: Batch) -> Step:
         """The spectral loss of one step."""

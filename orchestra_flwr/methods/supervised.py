@@ -5,7 +5,7 @@ AISTATS 2017.
 """
 
 import math
-from collections.abc import Sequence
+from typing import ClassVar
 
 import torch.nn.functional as F
 
@@ -15,19 +15,15 @@ from orchestra_flwr.methods import Batch, KnowsChance, Step
 from orchestra_flwr.methods.families import Classifying
 from orchestra_flwr.methods.semi_supervised import label_loss
 
-CROPPED = Recipe(jitter_p=0, gray_p=0, blur_p=0)
-
 
 class Supervised(KnowsChance, Classifying):
     """Backbone and a linear classifier. With `labels.fraction` unlabelled images teach nothing."""
 
+    views: ClassVar = (Recipe(jitter_p=0, gray_p=0, blur_p=0),)  # crop and flip
+
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
         self._some_labels = config.labels.fraction is not None
-
-    def recipes(self) -> Sequence[Recipe]:
-        """Crop and flip."""
-        return (CROPPED,)
 
     def chance_losses(self, batch_size: int) -> dict[str, float]:
         """All classes are equally likely."""

@@ -6,9 +6,9 @@ It is no module of the method: it has no role, is no part of the state, and noth
 import hashlib
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ def teacher_of(config: Config, client: str) -> Encoder:
     Raises:
         ConfigError: the client has none, or it cannot be read.
     """
-    return _read(_source(config, client))
+    return _read(*_source(config, client))
 
 
 def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
@@ -45,8 +45,6 @@ def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
     otherwise (Johnson and Lindenstrauss, 1984).
 
     Args:
-        config: of the run.
-        client: its name.
         images: (n, C, H, W) uint8.
 
     Returns:
@@ -63,7 +61,7 @@ def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
     key = (source, digest, images.shape, images.device, width, batch, config.seed)
     with _ONE_AT_A_TIME:
         if key not in _TARGETS:
-            teacher = _read(source)
+            teacher = _read(*source)
             features = teacher.to(images.device).encode(pixels, batch)
             if not torch.isfinite(features).all():
                 raise ValueError("features of the teacher (method.teacher) are not finite")
@@ -83,18 +81,8 @@ def _turn(inputs: int, outputs: int, seed: int) -> Tensor:
     return columns if inputs >= outputs else columns.T
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a teacher is read from, and when its files were written."""
-
-    name: str
-    weights: str
-    size: int | None
-    plugins: tuple[str, ...]
-    written: tuple[float, ...]
-
-
-def _source(config: Config, client: str) -> _Source:
+def _source(config: Config, client: str) -> tuple[Any, ...]:
+    """Where a client's teacher is read from, and when its files were written."""
     options = config.method.settings
     if not options.teacher:
         raise ConfigError(
@@ -105,15 +93,11 @@ def _source(config: Config, client: str) -> _Source:
     paths = [at_home(each) for each in (name, weights)]
     files: list[Path] = [p / "encoder.safetensors" if p.is_dir() else p for p in paths]
     written = tuple(file.stat().st_mtime for file in files if file.is_file())
-    return _Source(name, weights, options.teacher_size, tuple(config.plugins), written)
+    return name, weights, options.teacher_size, tuple(config.plugins), written
 
 
 @lru_cache(maxsize=1)  # clients of a process mostly have the same
-def _read(source: _Source) -> Encoder:
-    return pretrained_encoder(
-        "method.teacher",
-        source.name,
-        weights=source.weights,
-        size=source.size,
-        plugins=source.plugins,
-    )
+def _read(
+    name: str, weights: str, size: int | None, plugins: tuple[str, ...], written: object
+) -> Encoder:
+    return pretrained_encoder("method.teacher", name, weights=weights, size=size, plugins=plugins)

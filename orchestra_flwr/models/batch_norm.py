@@ -1,13 +1,10 @@
 """BatchNorm's running statistics: what becomes of them in training, on the wire, in evaluation.
 
-In training mode BatchNorm (Ioffe and Szegedy, ICML 2015, arXiv 1502.03167) normalises each channel
-by the mean and the variance of the batch, and keeps moving averages of both, its *statistics*. In
-evaluation mode it normalises by these. Clients have different images, so a policy says whose
-statistics a model has: `model.batch_norm`, read through :class:`BatchNormPolicy`:
+Clients have different images, so a policy says whose statistics (moving averages of the batches'
+means and variances) a model has: `model.batch_norm`, read through :class:`BatchNormPolicy`:
 
 averaged
-    Clients train with their batches' means and variances, and the server averages statistics like
-    weights: FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629) on all of the state.
+    The server averages statistics like weights.
 local
     Every BatchNorm stays with its client, weights and biases as well: FedBN (Li et al., ICLR 2021,
     arXiv 2102.07623). The server's model keeps norms that nobody trained. To be evaluated or saved
@@ -23,10 +20,9 @@ frozen
     (He et al., CVPR 2016, arXiv 1512.03385, appendix A, where weights and biases are fixed too)
     and in the second stage of FixBN (Zhong et al., 2023, arXiv 2303.06530). No client sends them.
 
-Without a name (null) it follows from other keys: `local` with `merging=fedbn`, `recalibrated` with
-`privacy.clip`, otherwise `averaged`. A new run with pretrained weights (`model.weights`) has
-`frozen` where nobody has set the key (:meth:`Backbone.suggested`), so that is what its
-`config.yaml` has. Heads, which begin with random weights, are never frozen.
+Without a name (null) it follows from other keys (:meth:`BatchNormPolicy.of`). A new run with
+pretrained weights has `frozen` where nobody has set the key (:meth:`Backbone.suggested`). Heads,
+which begin with random weights, are never frozen.
 """
 
 import copy
@@ -217,9 +213,6 @@ def has_statistics(backbone: nn.Module) -> bool:
 def check_frozen(backbone: FreezableNorms) -> None:
     """Refuses to freeze the statistics of an untrained backbone.
 
-    Args:
-        backbone: with the weights that a run begins with.
-
     Raises:
         ConfigError: it is frozen, and none of its running means has moved from 0.
     """
@@ -235,7 +228,6 @@ def check_statistics(config: Config, reader: str, *, sent: bool = False) -> None
     """Refuses options that use a received model in evaluation mode without its statistics.
 
     Args:
-        config: of the run.
         reader: those options, "<key>=<value>".
         sent: whether it must be the model as the server sent it, with its projector.
 

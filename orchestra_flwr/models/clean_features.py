@@ -16,8 +16,6 @@ def clean_features(
     Args:
         backbone: maps normalised images (B, C, H, W) to features; its statistics do not move.
         images: (n, C, H, W) uint8 on its device, n >= 1.
-        by: how the images are normalised.
-        batch_size: images at once.
 
     Returns:
         (n, dim) float32.

@@ -19,9 +19,6 @@ class Convolution(nn.Conv2d):
     GPU torch's own convolution is used.
 
     Args:
-        inputs: channels in.
-        outputs: channels out.
-        size: height and width of the kernel.
         stride: in pixels.
         padding: of zeros, in pixels.
         options: of `nn.Conv2d`, which others that make a layer of the same class give.

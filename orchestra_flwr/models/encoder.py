@@ -156,7 +156,6 @@ class Encoder(nn.Module):
         Args:
             images: what :meth:`preprocess` takes, any number of them; or a tensor (N, C, H, W) or
                 an array (N, H, W, C). An iterable is read batch by batch.
-            batch_size: images at once.
             progress: True shows it on stderr; a function is called after each batch with the number
                 of images that are done and that of all (None where it is not known).
 
@@ -292,13 +291,7 @@ def encoder_of(config: OfSavedEncoder, device: str | torch.device = "cpu") -> En
 def encoder_at(
     named: str, file: Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
 ) -> Encoder:
-    """The encoder in a file, for a command.
-
-    Args:
-        named: the key and value that name it, for messages.
-        file: of its weights.
-        device: where to put it.
-        plugins: the user's packages.
+    """:func:`load_encoder` of what a configuration names, "<key>=<value>".
 
     Raises:
         ConfigError: there is none, or it is damaged.

@@ -37,7 +37,6 @@ def head_norm(
 
     Args:
         name: "batch", or "group": groups of features of one image.
-        features: their number.
         groups: as for :func:`norm_layer`; a single one where the features cannot be so divided.
         affine: whether it has a weight and a bias for each feature.
         statistics: whether BatchNorm keeps running statistics; without them it normalises by the

@@ -36,13 +36,18 @@ def normalise(images: Tensor, by: Normalisation) -> Tensor:
     return (images - mean).div_(deviation)
 
 
+def mean_and_deviation(by: Normalisation, channels: int) -> tuple[list[float], list[float]]:
+    """Those of each channel of images in [0, 1]."""
+    mean, deviation = ([*values * channels][:channels] for values in STATISTICS[by])
+    return mean, deviation
+
+
 def nearest_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> Normalisation:
     """The one whose mean and deviation, of three channels, differ least from these."""
 
     def distance(by: Normalisation) -> float:
-        own = STATISTICS[by]
-        pairs = zip([*mean, *deviation], [*own[0] * 3][:3] + [*own[1] * 3][:3], strict=True)
-        return sum(abs(one - other) for one, other in pairs)
+        own = [value for values in mean_and_deviation(by, 3) for value in values]
+        return sum(abs(a - b) for a, b in zip([*mean, *deviation], own, strict=True))
 
     return min(STATISTICS, key=distance)
 

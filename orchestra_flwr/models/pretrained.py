@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import torch
-from safetensors import SafetensorError
 
 from orchestra_flwr.config import ConfigError, ModelConfig, parse
 from orchestra_flwr.files import at_home
 from orchestra_flwr.models.backbones import TrainedOn
 from orchestra_flwr.models.backbones.timm import PUBLISHED, Timm, check_weights
-from orchestra_flwr.models.encoder import Encoder, EncoderSpec, load_encoder
+from orchestra_flwr.models.encoder import Encoder, EncoderSpec, encoder_at
 
 UNKNOWN = TrainedOn(224, "imagenet")  # what most networks were trained on
 
@@ -36,10 +35,7 @@ def pretrained_encoder(
         ConfigError: there is no such encoder, or it cannot be read.
     """
     if (path := at_home(name)).exists():
-        try:
-            return load_encoder(path, plugins=plugins)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise ConfigError(f"{key}={name}: {' '.join(str(error).split())}") from None
+        return encoder_at(f"{key}={name}", path, plugins=plugins)
     try:
         return _of_timm(key, name, weights, size)
     except ValueError as error:

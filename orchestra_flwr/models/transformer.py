@@ -16,21 +16,17 @@ class Block(nn.Module):
     torch's own encoder layer has either no bias at all or one for queries, keys and values, too.
 
     Args:
-        dim: width of the tokens.
         heads: of the attention; they divide `dim`.
-        ratio: width of the hidden layer over `dim`.
     """
 
-    def __init__(self, dim: int, heads: int, ratio: int = 4) -> None:
+    def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm1 = layer_norm(dim)
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.out = nn.Linear(dim, dim)
         self.norm2 = layer_norm(dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, ratio * dim), nn.GELU(), nn.Linear(ratio * dim, dim)
-        )
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, dim) to the same shape."""

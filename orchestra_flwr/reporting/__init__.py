@@ -8,7 +8,6 @@ from orchestra_flwr.reporting.evaluation_output import (
 )
 from orchestra_flwr.reporting.progress import Progress, RoundOutcome, make_progress
 from orchestra_flwr.reporting.run_folder import RunFolder
-from orchestra_flwr.reporting.summary_table import print_summary, scores_table
 from orchestra_flwr.reporting.trackers import TrackedRun, Trackers, check_trackers
 
 __all__ = [
@@ -22,7 +21,5 @@ __all__ = [
     "environment",
     "make_progress",
     "print_evaluation",
-    "print_summary",
-    "scores_table",
     "write_evaluation",
 ]

@@ -53,7 +53,6 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
 
     Args:
         folder: made where there is none.
-        results: of one evaluation.
         name: of the file; None: what the data set is called.
 
     Raises:

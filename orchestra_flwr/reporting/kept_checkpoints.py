@@ -56,12 +56,7 @@ def keep_latest(folder: Path, round_: int) -> None:
 
 
 def drop_old(folder: Path, latest: int) -> None:
-    """Removes all but the last checkpoints.
-
-    Args:
-        folder: of the checkpoints.
-        latest: round of the latest.
-    """
+    """Removes all but the last checkpoints."""
     for round_ in earlier_rounds(folder):
         if not latest - KEPT_ROUNDS < round_ < latest:
             earlier_path(folder, round_).unlink()

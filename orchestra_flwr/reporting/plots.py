@@ -33,6 +33,10 @@ COSTS = (  # title, key in the metrics, factor, colour
     ("received by clients, MB", "bytes_down", 1e-6, COLOURS[1]),
     ("time, s", "seconds", 1.0, COLOURS[2]),
 )
+LABEL_FREE = (  # title, key in the scores and name; whether the axis begins at 0
+    (("dimensions of the features", "effective_rank", "effective rank"), True),
+    (("alignment + 0.2 uniformity", "score", "score"), False),
+)
 MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
@@ -50,12 +54,11 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
             0, before training, are drawn as dashed lines.
         name: of the run, stands above; "": nothing does.
     """
-    trained = _trained(metrics)
+    trained, has_free = _trained(metrics), _has_scores(metrics, "score")
     drawn: list[tuple[Callable[[Axes, Metrics], None], bool]] = [
         *([(_draw_losses, False)] * _has_losses(metrics)),
         *([(_draw_scores, False)] * any(_has_scores(metrics, key) for key in ("knn", "map"))),
-        *([(_draw_ranks, True)] * _has_scores(metrics, "score")),
-        *([(_draw_alignment, False)] * _has_scores(metrics, "score")),
+        *((partial(_draw_label_free, *names), zero) for names, zero in LABEL_FREE if has_free),
         *((partial(_draw_cost, cost), True) for cost in COSTS if _points(trained, cost[1])),
     ]
     rows = 1 if len(drawn) <= 3 else 2
@@ -217,19 +220,9 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
             panel.axhline(value, color=colour, ls="--", lw=1, label=f"{name}, before training")
 
 
-def _draw_ranks(panel: Axes, metrics: Metrics) -> None:
-    """Scores without labels that are numbers of dimensions, of the saved backbone."""
-    panel.set_title("dimensions of the features, without labels")
-    _draw_label_free(panel, metrics, "effective_rank", "effective rank")
-
-
-def _draw_alignment(panel: Axes, metrics: Metrics) -> None:
-    panel.set_title("alignment + 0.2 uniformity, without labels")
-    _draw_label_free(panel, metrics, "score", "score")
-
-
-def _draw_label_free(panel: Axes, metrics: Metrics, key: str, name: str) -> None:
-    """On the server's and on the clients' images; dashed before training."""
+def _draw_label_free(title: str, key: str, name: str, panel: Axes, metrics: Metrics) -> None:
+    """Of the saved backbone on the server's and on the clients' images; dashed before training."""
+    panel.set_title(f"{title}, without labels")
     places = {"server": ("scores", _saved_backbone(metrics)), "clients": ("unsupervised",)}
     untrained = [record for record in metrics if record["round"] == 0]
     for (whose, place), colour in zip(places.items(), COLOURS, strict=False):

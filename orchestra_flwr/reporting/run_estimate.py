@@ -18,7 +18,6 @@ def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
     """How long training takes by steps that were tried before it; None of a run that is short.
 
     Args:
-        config: of the run.
         seconds: that all clients train in all rounds, if one after another.
         workers: clients that are trained at the same time.
     """
@@ -45,11 +44,9 @@ class RunEstimate:
     """From the first clients of the first round that trains, else from that whole round.
 
     Args:
-        config: of the run.
         cores: that are here for clients; 0 where clients are elsewhere.
         workers: clients that are trained at the same time; None where that is not known.
         memory: bytes that the run's processes have taken so far, if they are here.
-        message: shows a line.
     """
 
     def __init__(

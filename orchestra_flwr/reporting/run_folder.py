@@ -108,7 +108,6 @@ class RunFolder:
         """The folder of a run that was started, with what its checkpoint needs.
 
         Args:
-            path: the folder.
             round_: the run is to go on after this round; those after it are set aside. None: after
                 the last one.
 

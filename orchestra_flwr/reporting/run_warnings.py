@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestra_flwr.reporting.text import lookup, percent
+from orchestra_flwr.reporting.text import ACCURACIES, lookup, percent
 
-ACCURACIES = {"knn": "kNN", "linear": "linear probe", "map": "mAP"}
 SPREADS = {"feature_std": "feature_std", "effective_rank": "effective rank"}
 COLLAPSED = 0.5  # of what it was before training
 MIN_ROUNDS = 3  # after which a loss should have left chance

@@ -10,18 +10,18 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
     """One line for each.
 
     Args:
-        config: of the run.
         dataset: the images that encoders are evaluated with, if any.
         batch_norm: of the server's model, as :meth:`BatchNormPolicy.of_servers_model` says it.
     """
     yield _images(config)
     if dataset is not None and (warning := shrink_warning(dataset)):
         yield warning
-    if dataset is not None and config.evaluation.limit in _counts(dataset):
+    limit = config.evaluation.limit
+    if dataset is not None and limit in (len(dataset.train), len(dataset.test or ())):
         test = "" if dataset.test is None else f" and {len(dataset.test):,} test"
         yield (
             f"encoders are evaluated with {len(dataset.train):,} training{test} images "
-            f"(evaluation.limit={config.evaluation.limit}; null: all)"
+            f"(evaluation.limit={limit}; null: all)"
         )
     if batch_norm == "frozen":
         yield (
@@ -33,11 +33,6 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
             "the server's BatchNorm is not trained, and the server has too few images for its "
             "statistics: the saved encoder has initial ones; model.norm=group needs none"
         )
-
-
-def _counts(dataset: Dataset) -> tuple[int, ...]:
-    """Of training and test images."""
-    return tuple(len(images) for images in (dataset.train, dataset.test) if images is not None)
 
 
 def _images(config: Config) -> str:

@@ -80,7 +80,6 @@ def print_summary(
 
     Args:
         summary: the contents of `summary.json`; anything may be missing.
-        folder: the run folder.
         console: where to print; stdout if None.
     """
     console = console or Console()

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+ACCURACIES = {"knn": "kNN", "linear": "linear probe", "map": "mAP"}  # of a summary, by key
+
 
 def lookup(record: Mapping[str, Any], *keys: str) -> float | None:
     """The number at a path of keys, e.g. "scores", "target", "knn"; None where there is none."""

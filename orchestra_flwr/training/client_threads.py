@@ -17,7 +17,6 @@ def client_threads(count: int, device: torch.device) -> Iterator[ThreadPoolExecu
 
     Args:
         count: threads, at least 1.
-        device: where clients train.
     """
     pool = ThreadPoolExecutor(count, "client", _on_own_stream, (device,))
     try:

@@ -59,10 +59,6 @@ class Learner(nn.Module):
         Other backbones than the trained one, such as targets, share its frozen tensors from now on:
         they stand in the state once, under its name.
 
-        Args:
-            adaptation: of the run.
-            seed: of what is added.
-
         Raises:
             ConfigError: the adaptation does not fit the backbone, or nothing is left to train.
         """
@@ -203,8 +199,6 @@ def build_learner(
     with and without them.
 
     Args:
-        config: of the run.
-        channels: of its images.
         load: puts other weights into the method, before anything is frozen or added.
 
     Raises:

@@ -52,7 +52,6 @@ def train_round(
     Args:
         learner: changed in place; on the images' device.
         images: (n, C, H, W) uint8, n >= 1.
-        config: of the run.
         seed: the client's randomness.
         labels: (n,) int64 classes of the images, UNLABELLED where none is known; only methods that
             learn from labels see them.

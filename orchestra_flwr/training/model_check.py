@@ -43,11 +43,6 @@ class _BrokenContractError(Exception):
 def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     """Refuses a model that memory cannot hold, that cannot be built, or breaks its contract.
 
-    Args:
-        config: of the run.
-        channels: of its images.
-        begun: whether the run is resumed.
-
     Raises:
         ConfigError: says why in one line.
     """

@@ -12,10 +12,6 @@ COPIES = 3  # the state, as it was received, and its gradients; the optimizer ha
 def check_memory(config: Config, channels: int) -> None:
     """Refuses a model that this machine's memory cannot hold while it is trained.
 
-    Args:
-        config: of the run.
-        channels: of the images.
-
     Raises:
         ConfigError: names the keys that decide the model's size, and both sizes.
     """

@@ -70,7 +70,6 @@ class LocalStep:
     It can be captured as a CUDA graph: nothing depends on values, and state is changed in place.
 
     Args:
-        learner: changed in place.
         batch_of: makes its batches.
         config: `optimizer`, `schedule` and `training` (`lr`, `precision`).
 

@@ -1,8 +1,10 @@
 """The initial state of a run, or a warm start with the encoder of another one (`init=`)."""
 
+from pathlib import Path
+
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.methods import Method
-from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, load_encoder
+from orchestra_flwr.models import Backbone, Encoder, EncoderSpec, encoder_at
 from orchestra_flwr.models.batch_norm import check_frozen
 from orchestra_flwr.training.learner import Learner, build_learner
 
@@ -14,8 +16,6 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
     encoder of `init`; heads and terms are drawn from the seed.
 
     Args:
-        config: of the run.
-        channels: of its images.
         begun: whether the run is resumed: its state is in the checkpoint, nothing is loaded here.
 
     Raises:
@@ -53,10 +53,7 @@ def initial_encoder(config: Config) -> Encoder | None:
     """
     if config.init is None:
         return None
-    try:
-        encoder = load_encoder(config.init, plugins=config.plugins)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"init={config.init}: {error}") from None
+    encoder = encoder_at(f"init={config.init}", Path(config.init), plugins=config.plugins)
     saved, wanted = _kind(encoder.spec), _kind(EncoderSpec.of(config))
     for key, value in wanted.items():
         if saved.get(key) != value:

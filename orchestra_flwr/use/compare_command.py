@@ -24,6 +24,7 @@ from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Encoder, encoder_at, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
+from orchestra_flwr.reporting.text import ACCURACIES
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
@@ -34,9 +35,7 @@ from orchestra_flwr.use.use_config import CompareConfig
 
 FOLDERS = "folders"  # labels= of images in class folders
 MIN_IMAGES = 10
-TITLES = {
-    "knn": "kNN",
-    "linear": "linear probe",
+TITLES = ACCURACIES | {
     "effective_rank": "effective rank",
     "lidar": "LiDAR",
     "alignment": "alignment",

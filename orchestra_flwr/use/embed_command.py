@@ -59,7 +59,6 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
     """The images of a configuration and their embeddings, which are made if they are not there.
 
     Args:
-        config: names the images.
         any_format: whether those that are there may have another format than `config.format`.
 
     Raises:
@@ -79,11 +78,6 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
 
 def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list[ImageFile]:
     """The files that are not in the folder of the results, where the page has pictures of its own.
-
-    Args:
-        files: of an archive.
-        config: names the archive and the folder.
-        key: of the archive.
 
     Raises:
         ConfigError: all files are there.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +38,6 @@ class Embeddings:
     unread: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Description:
-    """What `embeddings.json` says of the file of embeddings beside it.
-
-    Attributes:
-        file: its name.
-        images: the whole path of the folder or zip of the images.
-        encoder: the encoder's file.
-        count: images in it.
-        dim: width of an embedding.
-        broken: path and reason of each file that could not be read.
-        key: of encoder and image files; another one means that the embeddings are out of date.
-        sha256: of the file.
-        unread: paths of the broken files that may be readable another time; None in descriptions of
-            earlier versions.
-    """
-
-    file: str
-    images: str
-    encoder: str
-    count: int
-    dim: int
-    broken: list[list[str]]
-    key: str
-    sha256: str = ""
-    unread: list[str] | None = None
-
-
 def check_names(names: Sequence[str], format: Format) -> None:
     """Refuses more names than a format can hold, before anything is computed.
 
@@ -87,6 +59,12 @@ def write_embeddings(
 ) -> Path:
     """Writes or replaces `embeddings.<format>` and its description; returns the file's path.
 
+    Args:
+        folder: of both.
+        images: the whole path of the folder or zip of the images, for the description.
+        encoder: the encoder's file, for the description.
+        key: of encoder and image files; another one means that the embeddings are out of date.
+
     Raises:
         OSError: names the file, which is unchanged.
     """
@@ -94,18 +72,18 @@ def write_embeddings(
     with replacing(path) as temporary:
         WRITERS[format](temporary, embeddings)
         digest = file_sha256(temporary)
-    described = Description(
-        file=path.name,
-        images=images,
-        encoder=encoder,
-        count=len(embeddings.paths),
-        dim=embeddings.vectors.shape[1],
-        broken=[list(pair) for pair in embeddings.broken],
-        key=key,
-        sha256=digest,
-        unread=[*embeddings.unread],
-    )
-    text = json.dumps(asdict(described), indent=2, ensure_ascii=False) + "\n"
+    described = {
+        "file": path.name,
+        "images": images,
+        "encoder": encoder,
+        "count": len(embeddings.paths),
+        "dim": embeddings.vectors.shape[1],
+        "broken": embeddings.broken,
+        "key": key,
+        "sha256": digest,
+        "unread": embeddings.unread,
+    }
+    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / DESCRIPTION, text.encode())
     return path
 
@@ -113,19 +91,20 @@ def write_embeddings(
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
     """The embeddings that are there already; None where they are missing, others or damaged."""
     try:
-        described = Description(**read_json(folder / DESCRIPTION))
+        described = read_json(folder / DESCRIPTION)
         path = folder / f"embeddings.{format}"
-        if described.key != key or described.file != path.name:
+        broken = tuple((name, reason) for name, reason in described["broken"])
+        unread = described.get("unread")
+        if described["key"] != key or described["file"] != path.name:
             return None
-        if described.broken and described.unread is None:  # who knows why they are broken
+        if broken and unread is None:  # of an earlier version: who knows why they are
             return None
-        if file_sha256(path) != described.sha256:
+        if file_sha256(path) != described["sha256"]:
             return None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     paths, vectors = READERS[format](path)
-    broken = tuple((name, reason) for name, reason in described.broken)
-    return Embeddings(tuple(paths), vectors, broken, tuple(described.unread or ()))
+    return Embeddings(tuple(paths), vectors, broken, tuple(unread or ()))
 
 
 def embedded_before(folder: Path) -> str | None:

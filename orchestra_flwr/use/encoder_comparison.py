@@ -112,7 +112,6 @@ def compare(
         vectors: (n, dim) features before and after, finite; each has a width of its own.
         label_free: scores without labels, before and after.
         labels: n names of classes, at least five images of each; None: there are none.
-        seed: of the folds.
     """
     before, after = (nearest_neighbours(each, NEIGHBOURS) for each in vectors)
     accuracies = {}

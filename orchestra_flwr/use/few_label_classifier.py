@@ -59,7 +59,6 @@ def fit_few_labels(vectors: Tensor, labels: list[str], seed: int) -> FewLabelCla
     Args:
         vectors: (n, dim) embeddings, finite.
         labels: n names of classes, at least five of each.
-        seed: of the folds.
     """
     names, codes = np.unique(labels, return_inverse=True)
     probe = fit_linear_probe(vectors, torch.from_numpy(codes), seed=seed)

@@ -59,11 +59,7 @@ def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile
     Raises:
         ConfigError: there is none, or it holds no images.
     """
-    try:
-        archive = Archive(at_home(root))
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("data.root", key, 1)) from None
-    with archive:
+    with Archive(at_home(root), key) as archive:
         files = archive.files()
         if not files:
             raise ConfigError(f"{key}={root}: holds no images")
@@ -93,10 +89,7 @@ def embed(
     What is done is stored every 512 images, so that the same call goes on after an interruption.
 
     Args:
-        encoder: the saved encoder, on its device.
-        archive: the images.
         files: those to embed.
-        batch_size: images at once.
         unfinished: a folder for what is done so far; the caller removes it at the end.
         key: of these embeddings; what is there under another one is removed.
         on_progress: called after every part with how many images are done, and of how many.

@@ -45,13 +45,10 @@ def write_neighbours_page(
     """Writes or replaces the page; it needs no network.
 
     Args:
-        path: of the page.
-        comparison: of the images.
         names: their files.
         read: gives a file's content.
         labels: their classes; neighbours of another class than the image's have a frame.
         queries: how many images are shown, drawn by `seed`.
-        seed: of the draw.
 
     Raises:
         OSError: the page cannot be written.

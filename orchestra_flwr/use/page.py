@@ -34,16 +34,13 @@ TEMPLATE = Path(__file__).with_name("page_template")
 
 
 def write_page(folder: Path, embedded: EmbeddedImages, config: PageConfig, title: str) -> Path:
-    """Writes or replaces the page, and with `pictures=beside` the sheets of pictures beside it.
+    """Writes or replaces the page, and with `pictures=beside` pictures; returns the page's file.
 
     Args:
         folder: where.
         embedded: the images and their embeddings.
         config: how many images, clusters, and where the pictures are.
         title: what the images are called.
-
-    Returns:
-        The page's file.
 
     Raises:
         OSError: a file cannot be written.

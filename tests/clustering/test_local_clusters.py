@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.clustering import local_clustering
-from orchestra_flwr.clustering.local_clusters import round_to_equal_sizes
+from orchestra_flwr.clustering.local_clusters import local_clustering, round_to_equal_sizes
 
 
 def generator(seed: int = 0) -> torch.Generator:

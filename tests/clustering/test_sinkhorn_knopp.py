@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.clustering import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 
 
 def slow_sinkhorn(scores: np.ndarray, sharpness: float, iterations: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import torch
 from orchestra_flwr.config import AugmentationConfig, ModelConfig
 from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.evaluation.classifier import Schedule
-from orchestra_flwr.evaluation.few_labels import Accuracies, labelled_subset
+from orchestra_flwr.evaluation.few_labels import labelled_subset, over_seeds
 from orchestra_flwr.evaluation.finetune import (
     BATCH_SIZE,
     MIN_STEPS,
@@ -73,8 +73,8 @@ def test_few_labels_teach_and_the_encoder_stays_as_it_is():
     encoder, train, test = convnet(), striped(300), striped(100, seed=1)
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     first = run(encoder, train, test, seeds=2)
-    assert min(first.runs) > 0.8
-    assert run(encoder, train, test).runs[0] == first.runs[0]
+    assert min(first["runs"]) > 0.8
+    assert run(encoder, train, test)["runs"][0] == first["runs"][0]
     for name, tensor in encoder.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert not any(p.requires_grad or p.grad is not None for p in encoder.parameters())
@@ -102,10 +102,10 @@ def test_labels_beyond_the_subset_are_not_used():
 
 
 def test_mean_and_deviation_over_seeds():
-    summary = Accuracies((0.5, 0.7, 0.9)).summary()
+    summary = over_seeds([0.5, 0.7, 0.9])
     assert summary == {
         "mean": pytest.approx(0.7),
         "std": pytest.approx(0.2),
         "runs": [0.5, 0.7, 0.9],
     }
-    assert Accuracies((0.5,)).summary()["std"] is None
+    assert over_seeds([0.5])["std"] is None

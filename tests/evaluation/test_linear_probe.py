@@ -10,7 +10,8 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from orchestra_flwr.evaluation import fit_linear_probe, linear_accuracy, linear_probe
+from orchestra_flwr.evaluation import linear_accuracy, linear_probe
+from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.training import torch_threads
 
 

@@ -4,9 +4,9 @@ from torch import nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import fit_linear_probe, knn_accuracy, linear_accuracy
+from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
 from orchestra_flwr.evaluation.few_labels import labelled_subset
-from orchestra_flwr.evaluation.linear_probe import PENALTY, standard_error
+from orchestra_flwr.evaluation.linear_probe import PENALTY, fit_linear_probe, standard_error
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 from orchestra_flwr.evaluation.scores import evaluate, evaluate_by
 from orchestra_flwr.models import Encoder, EncoderSpec, recalibrated

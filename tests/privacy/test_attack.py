@@ -6,7 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
-from orchestra_flwr.clustering import local_clustering, private_clustering
+from orchestra_flwr.clustering.local_clusters import local_clustering
+from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.seeding import ClientSeed

@@ -12,9 +12,13 @@ import pytest
 import torch
 from scipy import stats
 
-from orchestra_flwr.clustering import private_clustering
 from orchestra_flwr.clustering.noise import NoiseStream
-from orchestra_flwr.clustering.private_kmeans import Leaves, noisy_counts, noisy_sums
+from orchestra_flwr.clustering.private_kmeans import (
+    Leaves,
+    noisy_counts,
+    noisy_sums,
+    private_clustering,
+)
 from orchestra_flwr.privacy import ClusteringMechanism, calibrate, spent
 from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
 from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon

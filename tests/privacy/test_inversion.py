@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
-from orchestra_flwr.clustering import local_clustering, private_clustering
+from orchestra_flwr.clustering.local_clusters import local_clustering
+from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.config import load_config
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.privacy import calibrate

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestra_flwr.reporting import print_summary, scores_table
+from orchestra_flwr.reporting.summary_table import print_summary, scores_table
 
 SUMMARY = {
     "knn": 0.75,

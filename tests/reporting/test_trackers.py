@@ -8,7 +8,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.reporting import TrackedRun, Trackers, check_trackers
-from orchestra_flwr.reporting.trackers.several import ROOM
+from orchestra_flwr.reporting.trackers import ROOM
 
 RECORD = {
     "round": 1,

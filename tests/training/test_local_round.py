@@ -13,9 +13,9 @@ from orchestra_flwr.methods import Received, Role, build_method
 from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.models import normalise
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import TrainingError, build_learner, observe_round, train_round
+from orchestra_flwr.training import build_learner, observe_round, train_round
 from orchestra_flwr.training.optimizers.sgd import SGD
-from orchestra_flwr.training.step import BatchMaker
+from orchestra_flwr.training.step import BatchMaker, TrainingError
 
 
 def images(n, seed=0):

@@ -52,11 +52,15 @@ class ImageFile:
 class Archive(AbstractContextManager["Archive"]):
     """A folder or a zip file of images.
 
+    Args:
+        root: where it is.
+        key: of the configuration that names it, for messages.
+
     Raises:
         ConfigError: there is none at `root`.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, key: str = "data.root") -> None:
         self._root = root
         self._zip: zipfile.ZipFile | None = None
         self._members: dict[str, zipfile.ZipInfo] = {}
@@ -66,15 +70,17 @@ class Archive(AbstractContextManager["Archive"]):
                 os.scandir(root).close()  # an error if it may not be read
                 return
         except FileNotFoundError:
-            raise wrong_root(root, "does not exist") from None
+            raise wrong_root(root, "does not exist", key) from None
         except (OSError, ValueError) as error:
-            raise wrong_root(root, f"cannot be read ({_cause(error)})") from None
+            raise wrong_root(root, f"cannot be read ({_cause(error)})", key) from None
         if not stat.S_ISREG(mode):  # a device or a pipe may never end
-            raise wrong_root(root, "must be a folder or a zip file, not a device, pipe or socket")
+            what = "must be a folder or a zip file, not a device, pipe or socket"
+            raise wrong_root(root, what, key)
         try:
             self._zip = zipfile.ZipFile(root)
         except (zipfile.BadZipFile, OSError) as error:
-            raise wrong_root(root, f"must be a folder or a zip file ({_cause(error)})") from None
+            what = f"must be a folder or a zip file ({_cause(error)})"
+            raise wrong_root(root, what, key) from None
         self._members = {_slashed(member): member for member in self._zip.infolist()}
 
     def __exit__(self, *error: object) -> None:
@@ -115,9 +121,6 @@ class Archive(AbstractContextManager["Archive"]):
         same. Files of a folder by its path, their sizes and times, and the content of 16 of them:
         uncompressed images have one size, files of a tar archive may have one time, and in two
         containers one path may be two folders.
-
-        Args:
-            files: some of :meth:`files`.
 
         Returns:
             Values that JSON can hold.
@@ -169,9 +172,9 @@ def _cure(suffixes: Sequence[str]) -> str:
     return f"{install}convert them to JPEG"
 
 
-def wrong_root(root: Path, what: str) -> ConfigError:
+def wrong_root(root: Path, what: str, key: str = "data.root") -> ConfigError:
     """The error for a `data.root` that cannot be used."""
-    return ConfigError(f"data.root={root}: {what}")
+    return ConfigError(f"{key}={root}: {what}")
 
 
 def _is_photograph(name: str) -> bool:

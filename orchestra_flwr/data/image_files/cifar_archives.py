@@ -39,7 +39,6 @@ def load_cifar(reader: type[CIFAR10], data: DataConfig, options: FileOptions) ->
 
     Args:
         reader: torchvision's class for it.
-        data: name, size and limits.
         options: `root` holds the archive or the unpacked folder; None: a folder in the cache.
 
     Raises:

@@ -3,8 +3,6 @@
 import logging
 from pathlib import Path
 
-import torch
-
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList
@@ -50,10 +48,6 @@ def class_folders(files: list[ImageFile]) -> list[str | None]:
 
 def arrange(root: Path, files: list[ImageFile]) -> Contents:
     """Divides files into training and test images, and by class.
-
-    Args:
-        root: for messages.
-        files: all image files below it.
 
     Returns:
         Training files, test files and the names of the classes, in the order of their folders
@@ -134,9 +128,4 @@ def _class_folders(placed: Placed) -> list[str | None]:
 
 
 def _file_list(placed: Placed, classes: tuple[str, ...]) -> FileList:
-    files, folders = [file for _, file in placed], _class_folders(placed)
-    if not any(folders):
-        return FileList(files, None)
-    index: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
-    index[None] = UNLABELLED
-    return FileList(files, torch.tensor([index[folder] for folder in folders]))
+    return FileList.of([file for _, file in placed], _class_folders(placed), classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet
 from orchestra_flwr.data.subset import balanced_subset
 
 
@@ -30,6 +30,17 @@ class FileList:
 
     files: list[ImageFile]
     labels: Tensor | None
+
+    @classmethod
+    def of(
+        cls, files: list[ImageFile], names: Sequence[str | None], classes: Sequence[str]
+    ) -> FileList:
+        """Files with the name of each one's class, None for none."""
+        if not any(names):
+            return cls(files, None)
+        index: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
+        index[None] = UNLABELLED
+        return cls(files, torch.tensor([index[name] for name in names]))
 
     def limited(self, limit: int | None) -> FileList:
         """A class-balanced choice of at most `limit` files."""
@@ -60,13 +71,6 @@ def load_files(
     """Decodes the images of an archive, or reads them from the cache.
 
     The limits choose among the files, before anything is decoded.
-
-    Args:
-        archive: the folder or zip.
-        root: where it is, for messages.
-        contents: its files.
-        data: name, size and limits.
-        options: where the cache is.
 
     Raises:
         ConfigError: no training image can be read.

@@ -24,15 +24,11 @@ class Walk(NamedTuple):
 
 
 def regular_files(root: Path, wanted: Callable[[str], bool]) -> Walk:
-    """The files below a folder that are wanted.
+    """The files below a folder that are wanted by their paths below it.
 
     Links are followed. A file or folder that is reached by several paths counts at the first one:
     in train/, in test/, then in the order of the names. So links that lead round in a circle end,
     and nothing counts twice. Pipes, sockets, devices and what begins with a dot are left out.
-
-    Args:
-        root: a folder.
-        wanted: by the path below the root.
     """
     files: dict[str, os.stat_result] = {}
     unread: dict[str, str] = {}

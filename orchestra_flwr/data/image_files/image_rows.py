@@ -148,8 +148,6 @@ def load_rows(
     """Decodes images, or reads them from the cache.
 
     Args:
-        train: all training images.
-        test: all test images.
         classes: their names.
         data: size and limits.
         options: the number of groups, and the cache.

@@ -26,12 +26,7 @@ def read_copies(folder: str, size: int) -> Tensor:
         ConfigError: there are none, they are not named and numbered as they should be, or one
             cannot be read.
     """
-    root = at_home(folder)
-    try:
-        archive = Archive(root)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("data.root", "shift.folder", 1)) from None
-    with archive:
+    with Archive(at_home(folder), "shift.folder") as archive:
         files, styles = _numbered(folder, archive.files())
         key = cache_key(size, archive.identity(files))
 

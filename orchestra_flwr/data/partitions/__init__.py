@@ -62,7 +62,6 @@ class Partition(Plugin, ABC):
         Args:
             labels: of `groups`, int64, (count,), or None.
             count: number of images, at least `clients`.
-            clients: number of clients.
             seed: the run's seed, the only source of randomness (:mod:`orchestra_flwr.seeding`).
 
         Returns:
@@ -95,7 +94,6 @@ class Partition(Plugin, ABC):
         Args:
             classes: of `groups`, the names of the groups; empty without labels.
             labels: of `groups`, int64, (count,), indices into `classes`, or None.
-            clients: number of clients.
         """
         return [str(client) for client in range(clients)]
 
@@ -106,10 +104,7 @@ def partition(
     """Spreads images over clients by the partition that the configuration names.
 
     Args:
-        config: the partition and its options.
         labels: the images' classes or other groups: int64, (count,), or None.
-        count: number of images.
-        clients: number of clients.
         seed: the run's seed; 0 gives the published split of the Dirichlet partition.
 
     Returns:

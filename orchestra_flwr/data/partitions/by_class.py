@@ -1,5 +1,7 @@
 """One client for each class."""
 
+from typing import ClassVar
+
 import numpy as np
 from torch import Tensor
 
@@ -13,6 +15,8 @@ class ByClass(Partition):
     With `data=image_folder` that is one client for each folder.
     """
 
+    rule: ClassVar[str] = "partition=by_class has one client for each of the {} classes"
+
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
         """The images of each class that has any, in the order of the classes.
 
@@ -22,10 +26,7 @@ class ByClass(Partition):
         assert labels is not None  # needs_labels
         classes = np.unique(labels.cpu().numpy())
         if len(classes) != clients:
-            raise ConfigError(
-                f"federation.clients={clients}: partition=by_class has one client for each of the "
-                f"{len(classes)} classes"
-            )
+            raise ConfigError(f"federation.clients={clients}: {self.rule.format(len(classes))}")
         return [np.flatnonzero(labels.cpu().numpy() == label) for label in classes]
 
     def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:

@@ -15,7 +15,7 @@ from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.models import Encoder, load_encoder
+from orchestra_flwr.models import Encoder, clean_features, encoder_at
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 
 COMPONENTS = 30
@@ -82,7 +82,8 @@ class Features(Partition):
             return load_tensors(file)[0]["groups"], names
         except (OSError, DamagedFileError):
             pass
-        groups = torch.from_numpy(_clusters(_features(encoder, images.images), count, whiten))
+        features = clean_features(encoder.backbone, images.images, encoder.spec.normalise, BATCH)
+        groups = torch.from_numpy(_clusters(features.numpy(), count, whiten))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(file, {"groups": groups}, {}, mode=0o600)
@@ -102,11 +103,7 @@ class Features(Partition):
 
     def _encoder(self, shape: tuple[int, ...]) -> Encoder:
         named = self.settings.encoder
-        try:
-            encoder = load_encoder(at_home(named))
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"partition.encoder={named}: {reason}") from None
+        encoder = encoder_at(f"partition.encoder={named}", at_home(named))
         expected = encoder.spec.channels, encoder.spec.image_size, encoder.spec.image_size
         if shape != expected:
             raise ConfigError(
@@ -121,13 +118,6 @@ def _key(encoder: Encoder, images: Tensor, options: str) -> str:
     weights = encoder.backbone.state_dict().values()
     digests = [fingerprint_of(t.cpu().contiguous().numpy().tobytes()) for t in (*weights, images)]
     return fingerprint_of(" ".join([encoder.spec.model_dump_json(), options, *digests]), 32)
-
-
-def _features(encoder: Encoder, images: Tensor) -> NDArray[np.float32]:
-    with torch.inference_mode():
-        batches = [encoder(batch) for batch in torch.split(images, BATCH)]
-    features: NDArray[np.float32] = torch.cat(batches).float().numpy()
-    return features
 
 
 def _clusters(features: NDArray[np.float32], count: int, whiten: bool) -> Indices:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.file_table import read_file_table
 from orchestra_flwr.data.images import ImageSet
-from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.data.partitions.by_class import ByClass
 
 
 class _Settings(Section):
@@ -20,7 +20,7 @@ class _Settings(Section):
     csv: str | None = None  # a table with the columns file (below data.root) and group, instead
 
 
-class Groups(Partition):
+class Groups(ByClass):
     """A client holds all images of a group and has its name.
 
     With folders of classes that hold folders of sessions, `train/<class>/<session>/*.jpg`, folders
@@ -29,6 +29,7 @@ class Groups(Partition):
 
     Settings = _Settings
     without_pixels = True
+    rule: ClassVar[str] = "partition=groups has one client for each of the {} groups"
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
@@ -59,25 +60,6 @@ class Groups(Partition):
                 )
         index = {name: position for position, name in enumerate(names)}
         return torch.tensor([index[group] for group in groups]), tuple(names)
-
-    def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
-        """The images of each group, in the order of the groups' names.
-
-        Raises:
-            ConfigError: there are not as many clients as groups.
-        """
-        assert labels is not None  # needs_labels
-        groups = int(labels.max()) + 1
-        if groups != clients:
-            raise ConfigError(
-                f"federation.clients={clients}: partition=groups has one client for each of the "
-                f"{groups} groups"
-            )
-        return [(labels == group).nonzero().squeeze(1).cpu().numpy() for group in range(groups)]
-
-    def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:
-        """The names of the groups."""
-        return list(classes)
 
 
 def _folder(file: str, level: int) -> str:

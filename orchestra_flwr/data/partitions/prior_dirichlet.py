@@ -58,7 +58,6 @@ def _drawn(
         alpha: concentrations, (classes,).
         left: images that are not yet taken, (classes,).
         size: the number of images to draw, at most those that are left.
-        random: the split's generator.
 
     Returns:
         int64, (classes,), of sum `size`.

@@ -42,8 +42,6 @@ class Shift(Plugin, ABC):
         Args:
             images: uint8, (n, C, S, S); must not be changed in place.
             indices: their positions among the data set's training images, int64, (n,).
-            client: the client's name.
-            seed: the run's seed.
 
         Returns:
             uint8, (n, C, S, S), on the images' device.
@@ -64,11 +62,8 @@ def drawn_variants(count: int, alpha: float, indices: Tensor, client: str, seed:
     variant by these shares, with a random number that depends on the image alone.
 
     Args:
-        count: the number of variants.
         alpha: the smaller, the fewer variants a client has.
         indices: the images' positions among the training images, int64, (n,).
-        client: the client's name.
-        seed: the run's seed.
 
     Returns:
         int64, (n,), on the CPU.

@@ -53,8 +53,6 @@ class Rotation(Shift):
 
         Args:
             indices: their positions among the training images, int64, (n,).
-            client: the client's name.
-            seed: the run's seed.
         """
         bins, width = self.settings.bins, self.settings.range / self.settings.bins
         place = drawn_variants(bins, self.settings.alpha, indices, client, seed).double()

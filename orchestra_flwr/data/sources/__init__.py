@@ -73,7 +73,6 @@ def load_dataset(
     """Loads the images that the configuration names, the same ones for every run seed.
 
     Args:
-        config: names them.
         listed: is called before they are decoded, as far as the source can (:class:`Source`).
 
     Raises:

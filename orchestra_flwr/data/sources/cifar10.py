@@ -1,5 +1,7 @@
 """CIFAR-10, downloaded on first use."""
 
+from typing import ClassVar
+
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.cifar_archives import load_cifar
 from orchestra_flwr.data.images import Dataset
@@ -10,10 +12,11 @@ class Cifar10(Source):
     """50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes (Krizhevsky, 2009)."""
 
     classes = 10
+    reader: ClassVar[str] = "CIFAR10"  # torchvision's class
     Settings = FileOptions
 
     def load(self) -> Dataset:
         """Reads them from `data.root` or, without it, from the cache folder."""
-        from torchvision.datasets import CIFAR10  # takes seconds, only here
+        from torchvision import datasets  # takes seconds, only here
 
-        return load_cifar(CIFAR10, self.data, self.settings)
+        return load_cifar(getattr(datasets, self.reader), self.data, self.settings)

@@ -1,19 +1,10 @@
 """CIFAR-100, downloaded on first use."""
 
-from orchestra_flwr.data.image_files import FileOptions
-from orchestra_flwr.data.image_files.cifar_archives import load_cifar
-from orchestra_flwr.data.images import Dataset
-from orchestra_flwr.data.sources import Source
+from orchestra_flwr.data.sources.cifar10 import Cifar10
 
 
-class Cifar100(Source):
+class Cifar100(Cifar10):
     """50,000 training and 10,000 test images of 32 x 32 pixels, 100 classes (Krizhevsky, 2009)."""
 
     classes = 100
-    Settings = FileOptions
-
-    def load(self) -> Dataset:
-        """Reads them from `data.root` or, without it, from the cache folder."""
-        from torchvision.datasets import CIFAR100  # takes seconds, only here
-
-        return load_cifar(CIFAR100, self.data, self.settings)
+    reader = "CIFAR100"

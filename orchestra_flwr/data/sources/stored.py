@@ -51,10 +51,6 @@ class Stored(Source):
 def store(dataset: Dataset, cache: str | None = None) -> Path:
     """Writes a data set, for its owner alone; the same images and labels have the same file.
 
-    Args:
-        dataset: the images.
-        cache: `data.cache`, else the user's cache folder.
-
     Raises:
         OSError: names the file that could not be written.
     """

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions
@@ -82,7 +80,4 @@ def _listed(root: Path, archive: Archive, name: str) -> dict[str, str]:
 
 
 def _file_list(files: list[tuple[ImageFile, str]], classes: list[str]) -> FileList:
-    index = {name: position for position, name in enumerate(classes)}
-    return FileList(
-        [file for file, _ in files], torch.tensor([index[class_] for _, class_ in files])
-    )
+    return FileList.of([file for file, _ in files], [class_ for _, class_ in files], classes)

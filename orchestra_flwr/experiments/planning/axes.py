@@ -1,7 +1,7 @@
 """The axes of an experiment at a scale, and the combinations of their values that are run."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.experiments.planning.description import (
@@ -11,7 +11,6 @@ from orchestra_flwr.experiments.planning.description import (
     Scale,
     covers,
 )
-from orchestra_flwr.experiments.planning.joined_values import joined_values
 
 Axes = Mapping[str, AxisValues]
 Values = dict[str, str]  # of a row, by axis
@@ -43,6 +42,30 @@ def selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"only={value}: must be among {values}")
         chosen[matching[0]] = (*chosen.get(matching[0], ()), value)
     return chosen
+
+
+def joined_values(parts: Sequence[str], known: Container[str]) -> list[str]:
+    """Values of a command line put together again, where they were cut at commas of their own.
+
+    From left to right the longest known value is taken; a part that belongs to none stays as it is.
+
+    Args:
+        parts: between the commas.
+        known: the values that there are.
+
+    Examples:
+        >>> joined_values(["base", "GroupNorm", " clip 3"], {"base", "GroupNorm, clip 3"})
+        ['base', 'GroupNorm, clip 3']
+    """
+    joined: list[str] = []
+    first = 0
+    while first < len(parts):
+        ends = range(len(parts), first, -1)
+        values = {end: ",".join(parts[first:end]).strip() for end in ends}
+        end = next((end for end in ends if values[end] in known), first + 1)
+        joined.append(values[end])
+        first = end
+    return joined
 
 
 def combinations(axes: Axes, selected: Cells, left_out: Sequence[Cells]) -> Iterator[Values]:

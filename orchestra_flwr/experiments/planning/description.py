@@ -11,37 +11,12 @@ from pydantic import Field
 from yaml import YAMLError
 
 from orchestra_flwr.config import ConfigError, Section, conf_dir, parse
+from orchestra_flwr.experiments.planning.measure_table import Measure
 from orchestra_flwr.plugins import must_be_one_of
 
 Overrides = tuple[str, ...]
 AxisValues = dict[str, Overrides]  # for every value of an axis its Hydra overrides
 Cells = dict[str, tuple[str, ...]]  # some values of some axes
-Measure = Literal[
-    "knn",
-    "linear",
-    "map",
-    "linear_10",
-    "linear_1",
-    "linear_labelled",
-    "linear_recalibrated",
-    "accuracy",
-    "accuracy_recalibrated",
-    "finetune_1",
-    "finetune_10",
-    "transfer",
-    "transfer_10",
-    "transfer_1",
-    "unsupervised",
-    "own_linear",
-    "own_linear_worst",
-    "own_accuracy",
-    "own_accuracy_worst",
-    "drift",
-    "drift_pairs",
-    "classes",
-    "classes_1",
-    "emd",
-]
 SCALES = ("paper", "medium", "small")
 S = TypeVar("S", bound=Section)
 

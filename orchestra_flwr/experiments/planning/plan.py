@@ -114,7 +114,6 @@ def make_plan(
     of axes that the experiment defines, `extra`, and the scaling rule.
 
     Args:
-        name: of the experiment.
         scale: paper, medium or small.
         seeds: None: those of the experiment.
         only: values of axes: rows with another value on these axes are left out. A value may be

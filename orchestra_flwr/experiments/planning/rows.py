@@ -16,24 +16,12 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.experiments.planning.axes import Axes, Values
 from orchestra_flwr.experiments.planning.description import Experiment, Overrides, Scale, covers
+from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 
 CHECK = "max_update"  # of `federation`
-# Overrides that a measure needs.
-NEEDED: Mapping[str, Overrides] = {
-    "unsupervised": ("evaluation.unsupervised=true",),
-    **dict.fromkeys(("linear_10", "linear_1"), ("evaluation.few_labels=true",)),
-    **dict.fromkeys(
-        ("linear_recalibrated", "accuracy_recalibrated"), ("evaluation.recalibrated=true",)
-    ),
-    **dict.fromkeys(("drift", "drift_pairs"), ("evaluation.drift=true",)),
-    **dict.fromkeys(
-        ("own_linear", "own_linear_worst", "own_accuracy", "own_accuracy_worst"),
-        ("evaluation.clients=true",),
-    ),
-}
 
 
 class Row(Section):
@@ -127,7 +115,7 @@ class Composer:
             "evaluation.limit=null",  # tables hold figures of all images
             *([f"preset={here.preset}"] if here.preset else self._scaled()),
             *here.overrides,
-            *dict.fromkeys(o for m in self.experiment.measures for o in NEEDED.get(m, ())),
+            *dict.fromkeys(need for m in self.experiment.measures if (need := MEASURES[m].needs)),
             *(o for axis in shared for o in self.axes[axis][values[axis]]),
             *(o for a in self.settings.adjustments if covers(a.when, values) for o in a.overrides),
             *(o for axis in specific for o in self.axes[axis][values[axis]]),
@@ -175,7 +163,6 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     where it is not the default, so that older runs keep their names.
 
     Args:
-        config: of the run.
         work: what is done, the first part of the name where it is no training.
         whole_root: whether the whole path of `data.root` makes a difference, and not only its last
             part, by which images that were moved are still the same.

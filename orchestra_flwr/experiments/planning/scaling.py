@@ -13,7 +13,6 @@ def scaled_local_epochs(local_epochs: int, clients: int, reference_clients: int)
 
     Args:
         local_epochs: of a federation of `reference_clients`.
-        clients: number of clients.
         reference_clients: number of clients for which `local_epochs` was chosen.
     """
     return max(1, round(local_epochs * clients / reference_clients))

@@ -43,11 +43,6 @@ def transfer_name(images: Overrides, root: str | None) -> str | None:
 def check_transfer(images: Overrides, root: str | None, configs: Iterable[Config]) -> None:
     """Reads the images as the evaluations will, which come after hours of training.
 
-    Args:
-        images: as in :func:`transfer_name`.
-        root: where they are.
-        configs: of the runs whose encoders they are for.
-
     Raises:
         ConfigError: they are missing, unlabelled or do not fit an encoder.
     """

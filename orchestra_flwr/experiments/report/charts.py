@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
+from orchestra_flwr.experiments.results.embedding import Embedding
 from orchestra_flwr.experiments.results.runs import Run, curve_title
 from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.files import replacing
@@ -115,9 +115,7 @@ def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]], y_title: str) -> Fig
     return figure
 
 
-def draw_embeddings(
-    embeddings: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64], Sequence[str]]],
-) -> Figure:
+def draw_embeddings(embeddings: Mapping[str, Embedding]) -> Figure:
     """Points in the plane, coloured by class: a panel for every encoder."""
     columns = min(3, len(embeddings))
     rows = -(-len(embeddings) // columns)

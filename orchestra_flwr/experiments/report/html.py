@@ -23,8 +23,9 @@ def to_html(title: str, markdown: str, folder: Path) -> str:
         folder: where the pictures are that it links to, each as PNG and as SVG.
     """
     parser = MarkdownIt("commonmark").enable("table")
-    for name, rule in (("table_open", _scroll), ("table_close", _scrolled), ("image", _picture)):
-        parser.add_render_rule(name, rule)
+    parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')
+    parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    parser.add_render_rule("image", _picture)
     env = {"folder": folder}
     tokens = parser.parse(markdown, env)
     body = parser.renderer.render(_with_links(tokens), parser.options, env)
@@ -53,14 +54,6 @@ def _with_links(tokens: Sequence[Token]) -> list[Token]:
 
 def _plain(token: Token) -> str:
     return "".join(child.content for child in token.children or ())
-
-
-def _scroll(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-    return '<div class="scroll"><table>\n'
-
-
-def _scrolled(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-    return "</table></div>\n"
 
 
 def _picture(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:

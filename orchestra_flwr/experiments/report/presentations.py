@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.report.charts import (
     draw_embeddings,
     draw_lines,
@@ -22,7 +23,7 @@ from orchestra_flwr.experiments.report.markdown import (
     warning,
 )
 from orchestra_flwr.experiments.report.tables import NOTHING
-from orchestra_flwr.experiments.results.comparison import UNITS, Result, Results
+from orchestra_flwr.experiments.results.comparison import Result, Results
 from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
@@ -54,7 +55,7 @@ def show_lines(results: Results, file: Path) -> Iterator[str]:
                     point = (row.values[show.x], row.ours[measure])
                     lines.setdefault(row.values[show.series], []).append(point)
         if panels:
-            title = UNITS[measure].title
+            title = MEASURES[measure].title
             target = file.with_name(f"{file.name}-{measure}") if number else file
             save(draw_lines(panels, ticks, show.x_title or show.x, title), target)
             yield picture(
@@ -110,13 +111,11 @@ def show_embedding(results: Results, file: Path) -> Iterator[str]:
         label = row.label(results.plan.experiment.show.row_axes)
         for run in row.runs[:1]:
             try:
-                embedding = embed(run)
+                shown[label] = embed(run)
             except FileNotFoundError as error:
                 missing.append(f"{label}: {Path(str(error).partition(':')[0]).name} is missing")
             except (ConfigError, ValueError) as error:
                 missing.append(f"{label}: {error}")
-            else:
-                shown[label] = (embedding.points, embedding.labels, embedding.classes)
     if shown:
         save(draw_embeddings(shown), file)
         yield picture(file, f"{_title(results)}: t-SNE of test images, coloured by class.")

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
-from orchestra_flwr.experiments.results.comparison import UNITS, Result
+from orchestra_flwr.experiments.results.comparison import Result
 from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample
@@ -14,7 +15,6 @@ from orchestra_flwr.reporting.text import duration, lookup, percent, size
 NOTHING = "\u2013"
 WORSE = "\u25bc"  # beside a measure that training made worse
 MAX_STARTS = 3  # rows before training; with more, the gains say it
-HIGHER_IS_BETTER = UNITS.keys() - {"drift", "drift_pairs", "classes", "classes_1", "emd"}
 
 
 def results_table(rows: Sequence[Result], plan: Plan) -> Table:
@@ -30,7 +30,7 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
     beside = ["paper", "difference"] if plan.settings.comparable else ["paper"]
     columns = [" / ".join(plan.experiment.show.row_axes)]
     for measure in measures:
-        columns.append(UNITS[measure].title)
+        columns.append(MEASURES[measure].title)
         columns += beside if measure in printed else []
     columns.append("seeds")
     cells, strong = [], set()
@@ -78,7 +78,7 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
             strong.add((list(cells).index(row.values[show.series]), 1 + ticks.index(tick)))
     counts = {len(row.runs) for row in rows}
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    columns = (f"{UNITS[measure].title} by {show.x} ({seeds} seeds)", *ticks)
+    columns = (f"{MEASURES[measure].title} by {show.x} ({seeds} seeds)", *ticks)
     lines = [(name, *(line.get(tick, NOTHING) for tick in ticks)) for name, line in cells.items()]
     return Table(columns, tuple(lines), frozenset(strong))
 
@@ -174,7 +174,7 @@ def _ours(row: Result, measure: str) -> str:
     """A measure of ours with what training added to it, marked where that made it worse."""
     gain = row.gain(measure)
     added = "" if gain is None else f" ({gain:+.1f})"
-    mark = f" {WORSE}" if measure in HIGHER_IS_BETTER and row.is_worse(measure) else ""
+    mark = f" {WORSE}" if MEASURES[measure].more_is_better and row.is_worse(measure) else ""
     return f"{row.ours.get(measure, NOTHING)}{added}{mark}"
 
 
@@ -187,7 +187,7 @@ def _of_run(run: Run, measure: str) -> str:
 
 def _is_best(row: Result, rows: Sequence[Result], measure: str) -> bool:
     means = [other.ours[measure].mean for other in rows if measure in other.ours]
-    if measure not in HIGHER_IS_BETTER or measure not in row.ours or len(means) < 2:
+    if not MEASURES[measure].more_is_better or measure not in row.ours or len(means) < 2:
         return False
     if row.is_worse(measure):
         return False

@@ -38,14 +38,11 @@ from orchestra_flwr.reporting.text import duration, size
 
 
 def write_report(folder: str | Path) -> Path:
-    """Writes `report.html`, `report.md` and `figures/` into a folder of runs.
+    """Writes `report.html`, which it returns, `report.md` and `figures/` into a folder of runs.
 
     Args:
         folder: holds run folders, of experiments (listed in `plans/`) or of none. Runs may be
             missing, unfinished, failed or damaged.
-
-    Returns:
-        The HTML page.
 
     Raises:
         ConfigError: no such folder, or no run in it.

@@ -1,52 +1,16 @@
 """The results of an experiment by row: means over seeds beside the paper's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestra_flwr.experiments.planning.description import Measure
+from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import LOGS, Run, last_error, read_run, unreadable
 from orchestra_flwr.experiments.results.statistics import Sample
 
-
-@dataclass(frozen=True)
-class Unit:
-    """How a measure is shown: `factor` times the value of the run, under `title`."""
-
-    title: str
-    factor: float
-
-
-UNITS: Mapping[Measure, Unit] = {
-    "knn": Unit("kNN, %", 100),
-    "linear": Unit("linear probe, %", 100),
-    "map": Unit("mAP, %", 100),
-    "linear_10": Unit("probe, 10 % of the labels, %", 100),
-    "linear_1": Unit("probe, 1 % of the labels, %", 100),
-    "linear_labelled": Unit("probe, clients' labels, %", 100),
-    "linear_recalibrated": Unit("linear probe, norms recalibrated, %", 100),
-    "accuracy": Unit("classifier, %", 100),
-    "accuracy_recalibrated": Unit("classifier, norms recalibrated, %", 100),
-    "own_linear": Unit("clients' own models, probe, %", 100),
-    "own_linear_worst": Unit("worst tenth of clients, probe, %", 100),
-    "own_accuracy": Unit("clients' own models, classifier, %", 100),
-    "own_accuracy_worst": Unit("worst tenth of clients, classifier, %", 100),
-    "drift": Unit("drift from the mean", 1),
-    "drift_pairs": Unit("drift between clients", 1),
-    "finetune_1": Unit("1 % labels, %", 100),
-    "finetune_10": Unit("10 % labels, %", 100),
-    "transfer": Unit("probe on other images, %", 100),
-    "transfer_10": Unit("probe on other images, 10 % of the labels, %", 100),
-    "transfer_1": Unit("probe on other images, 1 % of the labels, %", 100),
-    "unsupervised": Unit("score", 1),
-    "classes": Unit("classes with an image", 1),
-    "classes_1": Unit("classes with 1 % of the images", 1),
-    "emd": Unit("earth mover's distance of classes", 1),
-}
-ACCURACIES: tuple[Measure, ...] = ("knn", "linear")
+ACCURACIES = ("knn", "linear")
 
 
 @dataclass(frozen=True)
@@ -143,7 +107,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
             runs.append(run)
             missing = [m for m in plan.experiment.measures if run.is_missing(m, plan.transfer)]
             if missing:
-                titles = ", ".join(UNITS[measure].title for measure in missing)
+                titles = ", ".join(MEASURES[measure].title for measure in missing)
                 why_not = _with_error(f"not measured: {titles}", log)
                 incomplete[row.run] = Incomplete(row.run, why_not)
         else:
@@ -183,7 +147,7 @@ def _result(plan: Plan, values: dict[str, str], runs: list[Run]) -> Result:
     paper: dict[str, Sample] = {}
     before: dict[str, Sample] = {}
     for measure in plan.experiment.measures:
-        factor = UNITS[measure].factor
+        factor = MEASURES[measure].factor
         measured = [run for run in runs if run.measure(measure, plan.transfer) is not None]
         for samples, taken in (
             (ours, [run.measure(measure, plan.transfer) for run in measured]),

@@ -21,10 +21,6 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
     Of a choice that differs (method, data ...) its options are left out, and so is what a run does
     not read; only runs that would then have one name are told apart by options as well. Runs that
     differ in nothing but where they are have their folders' names.
-
-    Args:
-        runs: with configurations that can be read.
-        folder: that holds all of them.
     """
     values = [_read(run.config) for run in runs]
     groups: dict[frozenset[tuple[str, Any]], list[int]] = {}

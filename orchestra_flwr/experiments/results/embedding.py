@@ -1,7 +1,7 @@
 """Test images in the plane: t-SNE of a saved encoder's features."""
 
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ MAX_IMAGES = 2000  # more are slow and hide each other
 PERPLEXITY = 30
 
 
-@dataclass(frozen=True)
-class Embedding:
+class Embedding(NamedTuple):
     """Points (n, 2), their labels (n,) and the names of the classes."""
 
     points: NDArray[np.float64]

@@ -31,9 +31,7 @@ def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sam
     """What the paper prints for a row, in its unit; None where it prints nothing.
 
     Args:
-        experiment: the experiment's name.
         values: the row's value on each axis; axes that the paper's entry does not name are free.
-        measure: the measure's name.
     """
     for entry in _values(_file(experiment)).get(experiment, []):
         axes = {key: value for key, value in entry.items() if isinstance(value, str)}

@@ -10,43 +10,16 @@ from typing import Any
 from orchestra_flwr.config import Config, parse, read_config_file
 from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.experiments.planning.measure_table import MEASURES, TRANSFER
 from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.text import lookup
 
 EVALUATIONS = "evaluation"  # folder of a run folder: a file for every evaluation of its encoder
-FINETUNING = "finetuning"  # the evaluation that experiments make by a run's own images
 ENCODER = "encoder.json"  # in a run folder: what the saved encoder is
 LOGS = "logs"  # folder beside the runs of an experiment: what they printed
 STARTED = "=== started "  # begins the line in a log that each start of its run writes
-
-# Where measures stand in `summary.json`, but for those under their own name.
-IN_SUMMARY: dict[str, tuple[str, ...]] = {
-    "linear_recalibrated": ("recalibrated", "linear"),
-    "accuracy_recalibrated": ("recalibrated", "accuracy"),
-    "unsupervised": ("unsupervised", "score"),
-    "own_linear": ("clients_own", "linear", "mean"),
-    "own_linear_worst": ("clients_own", "linear", "worst_tenth"),
-    "own_accuracy": ("clients_own", "accuracy", "mean"),
-    "own_accuracy_worst": ("clients_own", "accuracy", "worst_tenth"),
-    "drift": ("drift", "mean"),
-    "drift_pairs": ("drift", "pairs"),
-    "classes": ("classes", "any"),
-    "classes_1": ("classes", "one_percent"),
-    "emd": ("classes", "emd"),
-}
-# In the evaluation `FINETUNING`.
-FINETUNED = {
-    "finetune_1": ("finetune", "0.01", "mean"),
-    "finetune_10": ("finetune", "0.1", "mean"),
-}
-# In an evaluation by other images.
-TRANSFER = {
-    "transfer": ("linear",),
-    "transfer_10": ("linear_10", "mean"),
-    "transfer_1": ("linear_1", "mean"),
-}
 
 
 @dataclass(frozen=True)
@@ -104,18 +77,16 @@ class Run:
         """A measure by the name that experiments use; None where the run does not have it.
 
         Args:
-            name: of the measure.
             transfer: the name of the evaluation that `transfer`, `transfer_10` and `transfer_1`
                 are of.
 
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
         `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
         """
-        if name in FINETUNED:
-            return lookup(self.evaluations.get(FINETUNING, {}), *FINETUNED[name])
-        if name in TRANSFER:
-            return lookup(self.evaluations.get(transfer or "", {}), *TRANSFER[name])
-        return lookup(self.summary, *IN_SUMMARY.get(name, (name,)))
+        facts = MEASURES[name]
+        by = transfer or "" if facts.evaluation == TRANSFER else facts.evaluation
+        file = self.evaluations.get(by, {}) if facts.evaluation else self.summary
+        return lookup(file, *facts.place or (name,))
 
     @cached_property
     def curve(self) -> str:
@@ -125,7 +96,10 @@ class Run:
 
     def before(self, name: str) -> float | None:
         """A measure of the encoder before training, where `summary.json` has it."""
-        return lookup(self.summary, "untrained", *IN_SUMMARY.get(name, (name,)))
+        facts = MEASURES[name]
+        if facts.evaluation:
+            return None
+        return lookup(self.summary, "untrained", *facts.place or (name,))
 
     def is_missing(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
@@ -179,7 +153,6 @@ def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> 
     Args:
         file: where it is stored.
         stored: what it holds; `weights_sha256` is the SHA-256 of the encoder it was computed with.
-        folder: the run's.
     """
     now, then = saved_weights(folder), stored.get("weights_sha256")
     if now is not None and then is not None:

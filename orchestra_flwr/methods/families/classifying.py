@@ -1,11 +1,12 @@
 """Methods that learn classes: a backbone and a linear classifier, both averaged."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import nn
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import LearnsLabels, Method, Role, role_of
 from orchestra_flwr.methods.base import PROJECTOR_KEYS
 from orchestra_flwr.methods.labels import LabelSettings, required_classes
@@ -17,6 +18,7 @@ class Classifying(LearnsLabels, Method):
 
     Class attributes:
         roles: of a subclass's own modules and buffers, by name; without an entry there is none.
+        views: the augmentation of each view of a batch.
 
     Raises:
         ConfigError: nothing says how many classes there are.
@@ -24,6 +26,7 @@ class Classifying(LearnsLabels, Method):
 
     needs_labels = True
     roles: ClassVar[Mapping[str, Role]] = {}
+    views: ClassVar[Sequence[Recipe]]
 
     settings: LabelSettings
 
@@ -42,6 +45,10 @@ class Classifying(LearnsLabels, Method):
     def role(self, name: str) -> Role:
         """Backbone and classifier are averaged; a subclass says the rest in `roles`."""
         return role_of(name, {"backbone": Role.SHARED, "classifier": Role.SHARED, **self.roles})
+
+    def recipes(self) -> Sequence[Recipe]:
+        """The views."""
+        return self.views
 
     def classification_head(self) -> nn.Module:
         """The linear classifier."""

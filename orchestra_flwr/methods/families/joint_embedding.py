@@ -1,7 +1,7 @@
 """Methods whose loss compares the projections of two views, as Barlow Twins and VICReg."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -17,14 +17,12 @@ BYOL_VIEWS = (Recipe(blur_p=1.0), Recipe(blur_p=0.1, solarize_p=0.2))  # the two
 class JointEmbedding(Projecting):
     """Two views of every image, a projection of each, one comparison."""
 
+    views: ClassVar = BYOL_VIEWS
+
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Three layers of equal width; the papers' have 8192 features (`model.projector_dim`)."""
         dim = model.projector_dim
         return build_head(model, self.backbone.dim, dim, dim, last_norm=False)
-
-    def recipes(self) -> Sequence[Recipe]:
-        """BYOL's two augmentations, as published."""
-        return BYOL_VIEWS
 
     @abstractmethod
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:

@@ -18,9 +18,11 @@ class Projecting(Method):
 
     Class attributes:
         roles: of a subclass's own modules and buffers, by name; without an entry there is none.
+        views: the augmentation of each view of a batch.
     """
 
     roles: ClassVar[Mapping[str, Role]] = {}
+    views: ClassVar[Sequence[Recipe]] = (SIMCLR, SIMCLR)
 
     backbone: Backbone
     projector: nn.Module
@@ -45,8 +47,8 @@ class Projecting(Method):
         return role_of(name, {"backbone": Role.SHARED, "projector": Role.SHARED, **self.roles})
 
     def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
+        """The views."""
+        return self.views
 
     def backbones(self) -> dict[str, Backbone]:
         """The one backbone."""

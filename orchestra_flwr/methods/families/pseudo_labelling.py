@@ -1,20 +1,62 @@
 """Methods whose received model labels the images of a client that have no label."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from typing import ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from orchestra_flwr.config import Config
-from orchestra_flwr.data import SIMCLR, Recipe
+from orchestra_flwr.config import Config, Normalisation
+from orchestra_flwr.data import SIMCLR, UNLABELLED
 from orchestra_flwr.methods import Received, StartsRounds
 from orchestra_flwr.methods.families.classifying import Classifying
-from orchestra_flwr.methods.pseudo_labels import class_probabilities
-from orchestra_flwr.models import check_statistics
+from orchestra_flwr.models import check_statistics, clean_features
+
+
+@torch.no_grad()
+def class_probabilities(
+    backbone: nn.Module, classifier: nn.Module, images: Tensor, by: Normalisation, batch_size: int
+) -> Tensor:
+    """(n, K) float32, of images as they are, in evaluation mode; modes are left as they were.
+
+    Args:
+        backbone: of the classifier's features.
+        classifier: makes (B, K) logits of (B, dim) features.
+        images: (n, C, H, W) uint8 on their device, n >= 1.
+    """
+    training = backbone.training
+    features = clean_features(backbone, images, by, batch_size)
+    backbone.train(training)
+    probabilities: Tensor = classifier(features).float().softmax(1)
+    return probabilities
+
+
+def confident_classes(probabilities: Tensor, threshold: float) -> Tensor:
+    """(n,) the most probable class of each image, UNLABELLED up to the threshold.
+
+    Args:
+        probabilities: (n, K).
+        threshold: that the largest probability must exceed.
+    """
+    largest, classes = probabilities.max(1)
+    return classes.where(largest > threshold, torch.full_like(classes, UNLABELLED))
+
+
+def with_pseudo_labels(labels: Tensor, pseudo: Tensor | None, images: Tensor) -> Tensor:
+    """(B,) the images' labels, and pseudo-labels of those that have none.
+
+    Args:
+        labels: (B,), UNLABELLED where there is none.
+        pseudo: (n,) of all of the client's images, UNLABELLED where there is none; None: of none.
+        images: (B,) which of them these are.
+    """
+    return labels if pseudo is None else pseudo[images].where(labels == UNLABELLED, labels)
 
 
 class PseudoLabelling(StartsRounds, Classifying):
     """A classifier whose received weights label the client's images, for the whole round."""
+
+    views: ClassVar = (SIMCLR, SIMCLR)
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
@@ -37,10 +79,6 @@ class PseudoLabelling(StartsRounds, Classifying):
         fraction = config.labels.fraction
         if fraction is not None:
             check_statistics(config, f"method={config.method.name} labels.fraction={fraction:g}")
-
-    def recipes(self) -> Sequence[Recipe]:
-        """The same augmentation for both views."""
-        return (SIMCLR, SIMCLR)
 
     def start_round(self, received: Received) -> None:
         """Labels the client's images with the model that the round starts from."""

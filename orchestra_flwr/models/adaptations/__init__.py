@@ -15,11 +15,7 @@ from orchestra_flwr.models.batch_norm import statistics_of
 
 
 class Adaptation(Plugin, ABC):
-    """Which tensors of a backbone are trained.
-
-    Args:
-        settings: the plug-in's options.
-    """
+    """Which tensors of a backbone are trained."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -19,16 +19,9 @@ class Norms(Adaptation):
         Raises:
             ConfigError: no norm has a scale.
         """
-        norms = [(path, module) for path, module in backbone.named_modules() if is_norm(module)]
-        if not any(True for _, norm in norms for _ in norm.parameters(recurse=False)):
+        norms = {path: norm for path, norm in backbone.named_modules() if path and is_norm(norm)}
+        if not any(True for norm in norms.values() for _ in norm.parameters(recurse=False)):
             raise ConfigError(
                 "adaptation=norms: the network has no normalisation layer with a scale"
             )
-        own = backbone.state_dict()
-        inside = {
-            f"{path}.{name}"
-            for path, norm in norms
-            for tensors in (norm.named_parameters, norm.named_buffers)
-            for name, _ in tensors(recurse=False)
-        }
-        return inside & own.keys()
+        return {name for name in backbone.state_dict() if name.rpartition(".")[0] in norms}

@@ -39,7 +39,6 @@ class Backbone(Plugin, FreezableNorms):
     Args:
         settings: the backbone's own options, an object of its `Settings`.
         model: what all backbones have in common.
-        channels: colour channels of the images.
     """
 
     obeys_norm: ClassVar[bool] = True
@@ -83,8 +82,6 @@ class Backbone(Plugin, FreezableNorms):
         more images than a client has, and stay; so do those of an encoder in whose run they stayed.
 
         Args:
-            model: the run's, with this plug-in.
-            data: the run's images.
             init: the encoder that the run begins with, if any.
 
         Raises:

@@ -3,7 +3,6 @@
 import difflib
 import importlib
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
+from orchestra_flwr.extras import require
 from orchestra_flwr.models.backbones import Backbone, TrainedOn
 from orchestra_flwr.models.batch_norm import contains_batch_norm
 from orchestra_flwr.models.normalisation import nearest_normalisation
@@ -168,8 +168,7 @@ def _library() -> ModuleType:
     Raises:
         ValueError: it is not installed.
     """
-    if find_spec("timm") is None:
-        raise ValueError("model=timm: timm is not installed; pip install 'orchestra-flwr[timm]'")
+    require("model=timm", "timm", "timm")
     timm: ModuleType = importlib.import_module("timm")
     return timm
 

@@ -1,6 +1,131 @@
-"""Experiment trackers, `logging.<name>=true`: each is a file of this folder."""
+"""Experiment trackers, `logging.<name>=true`: each is a file of this folder.
 
-from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
-from orchestra_flwr.reporting.trackers.several import Trackers, check_trackers
+A run is written to them beside its folder, and goes on without one that fails.
+"""
 
-__all__ = ["TrackedRun", "Tracker", "Trackers", "check_trackers"]
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.extras import require
+from orchestra_flwr.plugins import Room
+from orchestra_flwr.reporting.text import flat
+
+ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker gets to know of a run.
+
+    Attributes:
+        folder: the run folder.
+        name: the run's name, as its pictures have it.
+        id: unique; a resumed run has the same.
+        configuration: all keys, sections within sections.
+    """
+
+    folder: Path
+    name: str
+    id: str
+    configuration: Mapping[str, Any]
+
+
+class Tracker(ABC):
+    """One run in an experiment tracker; opened when the run starts or is resumed.
+
+    Class attributes:
+        library: the module that must be there; the optional extra with it has the tracker's name.
+    """
+
+    library: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, run: TrackedRun) -> None:
+        """Opens it and writes the run's name and configuration."""
+
+    @abstractmethod
+    def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
+        """Writes numbers by their path, e.g. `loss/total`, at step `round`."""
+
+    @abstractmethod
+    def picture(self, file: Path, round: int) -> None:
+        """Writes a PNG of the run folder under its name, at step `round`."""
+
+    @abstractmethod
+    def close(self, completed: bool) -> None:
+        """Sends the rest; a run that is not `completed` was stopped or has failed."""
+
+
+def check_trackers(config: Config) -> None:
+    """Checks that the libraries of the chosen trackers are installed.
+
+    Raises:
+        ConfigError: names the first that is missing, and what to install.
+    """
+    for name in config.logging.trackers:
+        require(f"logging.{name}=true", name, ROOM.find(name).library)
+
+
+class Trackers:
+    """The trackers that `logging` names; with none it does nothing.
+
+    One that fails later, because its server cannot be reached or its disk is full, is left out from
+    then on: a line says so, and training goes on. The run folder has all that it would have got.
+
+    As a context it closes them, as those of a failed run if :meth:`finish` was not reached.
+
+    Raises:
+        ConfigError: one cannot be opened: it has no account, or its server is not there.
+    """
+
+    def __init__(self, config: Config, run: TrackedRun, message: Callable[[str], None]) -> None:
+        self._message = message
+        self._completed = False
+        self._open: dict[str, Tracker] = {}
+        for name in config.logging.trackers:
+            try:
+                self._open[name] = ROOM.find(name)(run)
+            except Exception as error:  # whatever the library raises
+                self._close()
+                raise ConfigError(f"logging.{name}=true: {_reason(error)}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def add(self, round: int, record: Mapping[str, Any]) -> None:
+        """Writes the numbers of a round's record."""
+        numbers = {
+            path: value
+            for path, value in flat(record, "/").items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and path != "round"
+        }
+        self._each(lambda tracker: tracker.numbers(round, numbers))
+
+    def finish(self, round: int, summary: Mapping[str, Any], folder: Path) -> None:
+        """Writes the numbers of the summary and the pictures of the run folder."""
+        self.add(round, {"summary": summary})
+        for file in sorted(folder.glob("*.png")):
+            self._each(lambda tracker, file=file: tracker.picture(file, round))  # type: ignore[misc]
+        self._completed = True
+
+    def _close(self) -> None:
+        self._each(lambda tracker: tracker.close(self._completed))
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                action(tracker)
+            except Exception as error:  # whatever the library raises: the run is worth more
+                del self._open[name]
+                self._message(f"logging.{name}: {_reason(error)}; nothing more is logged there")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestra_flwr.reporting.text import flat
-from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
+from orchestra_flwr.reporting.trackers import TrackedRun, Tracker
 
 EXPERIMENT = "orchestra_flwr"  # unless MLFLOW_EXPERIMENT_NAME names another
 RUN_TAG = "orchestra_flwr.run"

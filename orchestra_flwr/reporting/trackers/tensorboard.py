@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
+from orchestra_flwr.reporting.trackers import TrackedRun, Tracker
 
 
 class Tensorboard(Tracker):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestra_flwr.reporting.trackers.base import TrackedRun, Tracker
+from orchestra_flwr.reporting.trackers import TrackedRun, Tracker
 
 PROJECT = "orchestra_flwr"  # unless WANDB_PROJECT names another
 

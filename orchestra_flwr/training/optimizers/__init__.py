@@ -27,7 +27,6 @@ class Optimizer(Plugin, ABC):
         moments: state elements per trained element.
 
     Args:
-        settings: the optimizer's own options.
         parameters: trained; each must get a gradient in every step.
         lr: learning rate, a number or a () float64 tensor on the parameters' device.
 

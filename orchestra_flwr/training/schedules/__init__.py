@@ -1,5 +1,56 @@
 """How the clients' learning rate changes during a run: one file a schedule, found by its name."""
 
-from orchestra_flwr.training.schedules.base import LocalProgress, Schedule, Unit
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
-__all__ = ["LocalProgress", "Schedule", "Unit"]
+from orchestra_flwr.config import Plugin
+
+Unit = Literal["epochs", "rounds"]
+
+
+@dataclass(frozen=True)
+class LocalProgress:
+    """Where a run stands when a client begins a local epoch, whatever that client did before.
+
+    Attributes:
+        round: from 1.
+        rounds: of the run.
+        epoch: of this round, from 0.
+        epochs: local epochs of each round.
+    """
+
+    round: int
+    rounds: int
+    epoch: int
+    epochs: int
+
+    @property
+    def rounds_before(self) -> int:
+        """Rounds that are over."""
+        return max(0, self.round - 1)
+
+    def share(self, unit: Unit) -> float:
+        """The share of the run's epochs, or of its whole rounds, that are over: 0 to 1."""
+        if unit == "rounds":
+            return self.rounds_before / self.rounds
+        epochs_before = self.rounds_before * self.epochs + self.epoch
+        return epochs_before / (self.rounds * self.epochs)
+
+
+class Schedule(Plugin, ABC):
+    """The learning rate of each local epoch, the same for all clients.
+
+    Class attributes:
+        Settings: the schedule's own options under `schedule.`.
+        changes: whether the rate differs between epochs at all.
+    """
+
+    changes: ClassVar[bool] = True
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def factor(self, progress: LocalProgress) -> float:
+        """The factor of `training.lr` in an epoch, at least 0."""

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 
-from orchestra_flwr.clustering import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 from orchestra_flwr.clustering.solvers.alternating import global_clustering
 
 NONE = torch.zeros(16, 64)  # before the first round

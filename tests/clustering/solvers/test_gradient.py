@@ -1,7 +1,7 @@
 import torch
 import torch.nn.functional as F
 
-from orchestra_flwr.clustering import sinkhorn
+from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 from orchestra_flwr.clustering.solvers.alternating import global_clustering
 from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 

@@ -1,7 +1,10 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.experiments.planning.axes import joined_values
 from orchestra_flwr.experiments.planning.plan import make_plan
+
+KNOWN = {"base", "GroupNorm", "GroupNorm, clip 3", "a,b,c", "clip 3"}
 
 
 def test_rows_are_left_out_where_the_paper_has_none():
@@ -31,3 +34,22 @@ def test_only_keeps_rows_with_all_of_the_values():
         make_plan("figure10", "paper", only=["MNIST"])
     with pytest.raises(ConfigError, match="no row has all of these values"):
         make_plan("table2", "paper", only=["CIFAR-10", "G=512"])
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("base", ["base"]),
+        ("GroupNorm, clip 3,base", ["GroupNorm, clip 3", "base"]),
+        ("base, GroupNorm", ["base", "GroupNorm"]),
+        ("clip 3,GroupNorm", ["clip 3", "GroupNorm"]),
+        ("a,b,c,a,b", ["a,b,c", "a", "b"]),
+        (" GroupNorm,clip 3", ["GroupNorm", "clip 3"]),
+    ],
+)
+def test_the_longest_known_value_is_taken(text, values):
+    assert joined_values(text.split(","), KNOWN) == values
+
+
+def test_no_values_are_none():
+    assert joined_values((), KNOWN) == []

@@ -28,6 +28,8 @@ def test_measures_are_found_where_runs_leave_them(make_run):
     names = ("knn", "linear", "unsupervised", "classes", "classes_1", "emd", "finetune_1")
     assert [run.measure(name) for name in names] == [0.5, 0.6, 0.7, 4.69, 3.13, 1.24, 0.31]
     assert run.measure("finetune_10") == 0.41
+    of_other_images = read_run(make_run("other", {"untrained": {"linear": 0.3}}))
+    assert of_other_images.before("linear") == 0.3 and of_other_images.before("transfer") is None
     bare = read_run(make_run("bare", {}))
     assert all(bare.measure(name) is None for name in names)
 

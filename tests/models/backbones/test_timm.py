@@ -133,7 +133,7 @@ def test_images_that_the_model_cannot_take_are_refused_in_one_line(timm):
 
 
 def test_without_timm_one_line_says_what_to_install(tiny, monkeypatch):
-    monkeypatch.setattr("orchestra_flwr.models.backbones.timm.find_spec", lambda name: None)
+    monkeypatch.setattr("orchestra_flwr.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'orchestra-flwr\[timm\]'$") as caught:
         tiny(*SMALL, "seed=7")
     assert "\n" not in str(caught.value)
