@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config, Wire
-from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCodec
+from orchestra_flwr.federation.messages.codec import BlockCodec, Codec
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.flower.arrays import as_tensor
 from orchestra_flwr.methods import Role
@@ -148,7 +148,7 @@ class Schemas:
     def codec(self) -> Codec:
         """How shared state, and what clients send of it, is encoded."""
         if self.wire == "float32":
-            return PlainCodec(self.shared.size)
+            return Codec(self.shared.size)
         return BlockCodec(self.shared.entries, self.wire)
 
     @cached_property
@@ -247,18 +247,11 @@ def pack_state(
 
 
 def unpack_state(arrays: Mapping[str, np.ndarray], learner: Learner, schemas: Schemas) -> None:
-    """Copies the arrays of a message down into a learner.
-
-    Raises:
-        ValueError: an array is missing or has another size.
-    """
-    if schemas.shared.size:
-        shared = schemas.codec.decode(Role.SHARED.value, arrays)
-        schemas.shared.unpack(shared, learner.state(Role.SHARED))
-    if schemas.server.size:
-        if Role.SERVER.value not in arrays:
-            raise ValueError(f"the message holds no {Role.SERVER.value} state")
-        schemas.server.unpack(arrays[Role.SERVER.value], learner.state(Role.SERVER))
+    """Copies the arrays of a message down into a learner; errors as :func:`received_state`."""
+    state = {**learner.state(Role.SHARED), **learner.state(Role.SERVER)}
+    with torch.no_grad():
+        for name, values in received_state(arrays, schemas).items():
+            state[name].copy_(values)
 
 
 def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[str, Tensor]:
@@ -271,6 +264,8 @@ def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[s
     if schemas.shared.size:
         state |= schemas.shared.views(schemas.codec.decode(Role.SHARED.value, arrays))
     if schemas.server.size:
+        if Role.SERVER.value not in arrays:
+            raise ValueError(f"the message holds no {Role.SERVER.value} state")
         state |= schemas.server.views(arrays[Role.SERVER.value])
     return state
 
