@@ -26,25 +26,15 @@ from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """Sends what a round asks of its clients, and updates the models by the replies.
+    """Sends what a round asks of its clients, and updates the models by the replies."""
 
-    Attributes:
-        grid: yields replies in the order of the messages.
-        federation: the run's, with its models.
-        members: the clients; who did not answer, or was late, is noted there.
-        folder: the run's.
-        progress: what a person sees.
-        timeline: the virtual time of a simulation with a clock.
-        work: of real clients that begin and end when they can.
-    """
-
-    grid: Grid
+    grid: Grid  # yields replies in the order of the messages
     federation: Federation
-    members: Members
+    members: Members  # who did not answer, or was late, is noted there
     folder: RunFolder
     progress: Progress
-    timeline: Timeline | None
-    work: OutstandingWork | None = None
+    timeline: Timeline | None  # the virtual time of a simulation with a clock
+    work: OutstandingWork | None  # of real clients that begin and end when they can
 
     @property
     def ends_early(self) -> bool:

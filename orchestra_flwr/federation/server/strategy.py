@@ -6,7 +6,7 @@ Which method runs and which exchange makes no difference here.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,40 +44,28 @@ from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.methods import Role
 
 
+@dataclass
 class OrchestraStrategy(Strategy):
     """One stage of one round (Algorithm 2): averages, and the server state that methods make.
 
     Replies must come in the order of the messages, as the grids of
     :mod:`orchestra_flwr.federation.engines` yield them.
 
-    Args:
-        federation: what all rounds share; its models are changed.
-        round_: the round.
-        stage: the tasks of the stage.
-        report: what happens is added to it.
-        number: of the stage in the round.
-
     Attributes:
         began: when the first client was asked, as `time.perf_counter` counts: no client can have
             worked for longer.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        round_: Round,
-        stage: Stage,
-        report: RoundReport,
-        number: int = 0,
-    ) -> None:
-        self.federation = federation
-        self.round = round_
-        self.stage = stage
-        self.report = report
-        self.number = number
-        self._config = federation.config
-        self._schemas = federation.schemas
-        self._models = federation.models
+    federation: Federation  # its models are changed
+    round: Round
+    stage: Stage
+    report: RoundReport  # what happens is added to it
+    number: int = 0  # of the stage in the round
+
+    def __post_init__(self) -> None:
+        self._config = self.federation.config
+        self._schemas = self.federation.schemas
+        self._models = self.federation.models
         self.began = time.perf_counter()
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
