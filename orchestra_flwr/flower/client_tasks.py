@@ -51,19 +51,12 @@ class TaskError(ConnectionError):
 
 @dataclass(frozen=True)
 class Request:
-    """What a server asks of its client.
+    """What a server asks of its client."""
 
-    Attributes:
-        kind: "query", "train" or "evaluate", as Flower names it; a server may say anything.
-        app: the app of the message's run, as PUBLISHER/NAME; a server may say anything.
-        run: the number of that run.
-        content: the message's records.
-    """
-
-    kind: str
-    app: str
-    run: int
-    content: RecordDict
+    kind: str  # "query", "train" or "evaluate", as Flower names it; a server may say anything
+    app: str  # the app of the message's run, as PUBLISHER/NAME; a server may say anything
+    run: int  # the number of that run
+    content: RecordDict  # the message's records
 
 
 class ClientTasks:

@@ -28,17 +28,11 @@ NODE_GONE = "the message could not be sent: the node is gone"
 
 @dataclass(frozen=True)
 class Arrival:
-    """A reply that came.
+    """A reply that came."""
 
-    Attributes:
-        place: of its message among those of the stage, from 0.
-        reply: of the client, or an error.
-        seconds: after the stage began.
-    """
-
-    place: int
-    reply: Message
-    seconds: float
+    place: int  # of its message among those of the stage, from 0
+    reply: Message  # of the client, or an error
+    seconds: float  # after the stage began
 
 
 class EngineStoppedError(RuntimeError):

@@ -39,25 +39,16 @@ EXCHANGE, OPTIMIZER = "exchange.", "optimizer."
 
 @dataclass
 class _RoundState:
-    """What the client knows of the round that it is in.
+    """What the client knows of the round that it is in."""
 
-    Attributes:
-        seed: the client's randomness in this round.
-        arrays: of each model that was received, by the names in `Schemas.down`.
-        model: the one that is trained.
-        contribute: whether the method may make something for the server.
-        index: the client's number in the run; None: not known.
-        population: how many clients have numbers so far; None: not known.
-        metrics: what is measured.
-    """
-
-    seed: ClientSeed
+    seed: ClientSeed  # the client's randomness in this round
+    # Of each model that was received, by the names in `Schemas.down`
     arrays: dict[str, dict[str, np.ndarray]]
-    model: str
-    contribute: bool
-    index: int | None
-    population: int | None
-    metrics: dict[str, Any] = field(default_factory=dict)
+    model: str  # the one that is trained
+    contribute: bool  # whether the method may make something for the server
+    index: int | None  # the client's number in the run; None: not known
+    population: int | None  # how many clients have numbers so far; None: not known
+    metrics: dict[str, Any] = field(default_factory=dict)  # what is measured
 
 
 class OrchestraClient(NumPyClient):

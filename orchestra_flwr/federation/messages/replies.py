@@ -47,21 +47,13 @@ class BadReplyError(ValueError):
 
 @dataclass(frozen=True)
 class Reply:
-    """A checked reply.
+    """A checked reply."""
 
-    Attributes:
-        shared: (size,) float32 shared state; None where nothing was trained.
-        contributions: name to (rows, width) float32.
-        examples: images that the client trained on, at least 1; no more than it joined with.
-        metrics: all numbers that the client reported.
-        model: which of the models that it was sent it trained.
-    """
-
-    shared: np.ndarray | None
-    contributions: dict[str, np.ndarray]
-    examples: int
-    metrics: dict[str, float]
-    model: str
+    shared: np.ndarray | None  # (size,) float32 shared state; None where nothing was trained
+    contributions: dict[str, np.ndarray]  # name to (rows, width) float32
+    examples: int  # images that the client trained on, at least 1; no more than it joined with
+    metrics: dict[str, float]  # all numbers that the client reported
+    model: str  # which of the models that it was sent it trained
 
 
 def check_reply(

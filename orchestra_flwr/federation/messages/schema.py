@@ -113,20 +113,13 @@ class Schema:
 
 @dataclass(frozen=True)
 class Schemas:
-    """The schemas of everything that travels, and how shared state is encoded.
+    """The schemas of everything that travels, and how shared state is encoded."""
 
-    Attributes:
-        shared: what is trained and averaged.
-        server: what the server makes.
-        wire: bits of the shared state's values.
-        plugins: the fingerprint of the users' packages that take part.
-        frozen: what nobody trains, which has a way of its own (:mod:`.frozen_weights`).
-    """
-
-    shared: Schema
-    server: Schema
-    wire: Wire = "float32"
-    plugins: str = ""
+    shared: Schema  # what is trained and averaged
+    server: Schema  # what the server makes
+    wire: Wire = "float32"  # bits of the shared state's values
+    plugins: str = ""  # the fingerprint of the users' packages that take part
+    # What nobody trains, which has a way of its own (:mod:`.frozen_weights`)
     frozen: Schema = Schema(())
 
     @classmethod
