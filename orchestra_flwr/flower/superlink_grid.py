@@ -100,7 +100,7 @@ class SuperLinkGrid(StreamingGrid):
             good = sum(self._uploads[key].is_good for key in came)
             over = seconds > timeout
             if good < min(needed(), len(waiting)) and len(came) < len(waiting) and not over:
-                time.sleep(max(self._poll, LOOK_SECONDS * len(waiting)))
+                time.sleep(max(self.poll, LOOK_SECONDS * len(waiting)))
                 continue
             for key in [key for key in waiting if key in came]:
                 place, message = waiting.pop(key)

@@ -60,25 +60,12 @@ class InlineGrid(Grid):
         while begun:
             yield begun.popleft().result()
 
-    def set_run(self, run: object) -> None:
-        """There is just one run."""
-
-    @property
-    def run(self) -> NoReturn:
-        """Not kept by this grid."""
-        raise NotImplementedError("the inline engine keeps no run")
-
-    def create_message(self, *args: object, **kwargs: object) -> NoReturn:
-        """Deprecated in Flower: use the Message constructor."""
-        raise NotImplementedError("use flwr.app.Message")
-
-    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        """Not needed where replies are at once."""
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError("the inline engine answers in send_and_receive only")
 
-    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        """Not needed where replies are at once."""
-        raise NotImplementedError("the inline engine answers in send_and_receive only")
+    # Nobody needs these where there is one run, and replies are at once.
+    set_run = create_message = push_messages = pull_messages = _refuse
+    run = property(_refuse)
 
 
 class InlineSettings(Section):
