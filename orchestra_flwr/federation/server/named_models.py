@@ -1,6 +1,6 @@
 """The server's named models, and what each one's optimizer remembers."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.blocks import blocks_of
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
 from orchestra_flwr.flower.arrays import all_finite
@@ -19,7 +20,6 @@ TRAVELLING = (Role.SHARED, Role.SERVER)
 RESIDUALS = "residuals/"  # what the names of residuals in a checkpoint begin with
 OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
 MODELS = "models/"  # and those of all models but the first
-BLOCK = 1 << 16  # values of each model that are mixed at a time
 
 
 class Models:
@@ -180,7 +180,7 @@ class Models:
         """
         self._store_active()
         sources = sorted({source for row in weights.values() for source in row})
-        for block in self._blocks():
+        for block in blocks_of([slice(0, self.schemas.shared.size)]):
             old = {name: self._flat(name)[block].astype(np.float64) for name in sources}
             for target, row in weights.items():
                 total = np.zeros(block.stop - block.start)
@@ -192,7 +192,7 @@ class Models:
         """The learner with the mean of models' shared states; changes to it are lost."""
         self._store_active()
         mean = np.empty(self.schemas.shared.size, np.float32)
-        for block in self._blocks():
+        for block in blocks_of([slice(0, self.schemas.shared.size)]):
             mean[block] = sum(self._flat(n)[block].astype(np.float64) for n in names) / len(names)
         self.schemas.shared.unpack(mean, self.learner.state(Role.SHARED))
         return self.learner
@@ -206,7 +206,7 @@ class Models:
         """
         self._store_active()
         apart = length = 0.0
-        for block in self._blocks(self.trained_spans):
+        for block in blocks_of(self.trained_spans):
             states = np.stack([self._flat(name)[block].astype(np.float64) for name in names])
             mean = states.mean(0)
             apart += float(np.square(states - mean).sum()) / len(names)
@@ -221,11 +221,6 @@ class Models:
     def _flat(self, name: str) -> np.ndarray:
         """(size,) shared state of a model that waits."""
         return self._waiting[name][Role.SHARED]
-
-    def _blocks(self, spans: Sequence[slice] | None = None) -> Iterator[slice]:
-        for span in [slice(0, self.schemas.shared.size)] if spans is None else spans:
-            for start in range(span.start, span.stop, BLOCK):
-                yield slice(start, min(start + BLOCK, span.stop))
 
     def _store_active(self) -> None:
         """Lets the loaded model wait like all others; what is in the learner is no model's then."""

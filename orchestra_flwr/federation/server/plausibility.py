@@ -21,12 +21,12 @@ from typing import IO
 
 import numpy as np
 
+from orchestra_flwr.federation.blocks import blocks_of
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.replies import BadReplyError, Reply
 from orchestra_flwr.federation.messages.schema import Schema
 from orchestra_flwr.federation.server.round_report import Moved
 
-BLOCK = 1 << 16  # values that are worked at a time: they stay in a core's cache
 LAST = 5  # stages whose medians are remembered
 WEIGHTS, STATISTICS = "weights", "statistics"
 
@@ -59,7 +59,9 @@ class Plausibility:
 
     def __post_init__(self) -> None:
         spans = [span for span, _ in self.schema.statistics]
-        self._weights = [*_blocks_between(spans, self.schema.size)]
+        starts = [0, *(span.stop for span in spans)]
+        ends = [*(span.start for span in spans), self.schema.size]
+        self._weights = [*blocks_of(map(slice, starts, ends))]
         self._models: dict[str, Norms] = {}  # what was sent
         self._moved: dict[str, Norms] = {}  # by client
         self._refused: set[str] = set()
@@ -149,11 +151,3 @@ def _squared_norm(values: np.ndarray, others: np.ndarray | np.float32) -> float:
     if math.isfinite(square):
         return square
     return float(np.square(np.subtract(values, others, dtype=np.float64)).sum())
-
-
-def _blocks_between(spans: Sequence[slice], size: int) -> Iterator[slice]:
-    """What is left of a vector without these spans, in blocks."""
-    ends = [*(span.start for span in spans), size]
-    for start, end in zip([0, *(span.stop for span in spans)], ends, strict=True):
-        for block in range(start, end, BLOCK):
-            yield slice(block, min(block + BLOCK, end))

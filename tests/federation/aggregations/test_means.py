@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.federation.aggregations import BLOCK
 from orchestra_flwr.federation.aggregations.mean import Mean
+from orchestra_flwr.federation.blocks import BLOCK
 from orchestra_flwr.federation.server.clipped_mean import ClippedMean
 
 

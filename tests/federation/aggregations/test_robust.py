@@ -8,7 +8,6 @@ import torch
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.aggregations import (
-    BLOCK,
     Aggregation,
     TooFewResultsError,
     held_memory,
@@ -18,6 +17,7 @@ from orchestra_flwr.federation.aggregations.krum import Krum
 from orchestra_flwr.federation.aggregations.median import Median
 from orchestra_flwr.federation.aggregations.multi_krum import MultiKrum, squared_distances
 from orchestra_flwr.federation.aggregations.trimmed_mean import TrimmedMean
+from orchestra_flwr.federation.blocks import BLOCK
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.training import build_learner
 

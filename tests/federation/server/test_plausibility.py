@@ -5,11 +5,11 @@ import weakref
 import numpy as np
 import pytest
 
+from orchestra_flwr.federation.blocks import BLOCK
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.messages.schema import Schema
 from orchestra_flwr.federation.server.plausibility import (
-    BLOCK,
     LAST,
     STATISTICS,
     WEIGHTS,
