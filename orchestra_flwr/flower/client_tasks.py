@@ -60,11 +60,7 @@ class Request:
 
 
 class ClientTasks:
-    """One SuperNode's messages, taken and answered one after the other.
-
-    Args:
-        socket: where the SuperNode listens.
-    """
+    """One SuperNode's messages, taken and answered one after the other."""
 
     def __init__(self, socket: Path) -> None:
         self._token = _Token()
@@ -107,9 +103,6 @@ class Task:
 
     Attributes:
         request: what is asked. Its content is not held here as well: it is as large as a model.
-
-    Args:
-        client: sends the token of the task.
 
     Raises:
         TaskError: the message cannot be read.

@@ -40,7 +40,6 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """One round of one client: the content of a message down to that of its reply.
 
     Args:
-        client: made for the task's configuration.
         content: arrays and task, as :class:`OrchestraStrategy` sends them. It loses its arrays,
             which are as large as the model: no copy shall wait until the training is over.
 

@@ -15,8 +15,6 @@ class Attacker(OrchestraClient):
     """Trains on what its attack makes of its images, and sends what that makes of the result.
 
     Args:
-        config: of the run.
-        name: which client this is.
         images: (n, C, H, W) uint8.
         arguments: as for :class:`OrchestraClient`.
     """

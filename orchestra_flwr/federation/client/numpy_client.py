@@ -55,7 +55,6 @@ class OrchestraClient(NumPyClient):
     """One client's local work on its own images; works with and without Flower's runtime.
 
     Args:
-        config: the run's configuration.
         name: which client this is; its randomness follows from it.
         images: (n, C, H, W) uint8 on the device to train on.
         labels: (n,) int64 beside them, for methods that learn from labels; those that
@@ -117,7 +116,6 @@ class OrchestraClient(NumPyClient):
         """Puts what nobody trains into the learner, unless it is there.
 
         Args:
-            digest: of it.
             values: (size,) float32, where they came with the message; they are kept then.
 
         Raises:

@@ -23,9 +23,7 @@ class InlineGrid(Grid):
     For debugging (a breakpoint in a client just works), notebooks, quick tests and one GPU.
 
     Args:
-        app: what answers.
         threads: that answer side by side; None: this one answers, one message after another.
-        count: how many threads.
     """
 
     NODE = 1

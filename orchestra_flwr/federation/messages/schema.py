@@ -224,8 +224,6 @@ def pack_state(
     """The arrays of a message down that carries the learner's state.
 
     Args:
-        learner: with the state.
-        schemas: of the learner.
         residual: (size,) what rounding took from the shared state before, and is added now.
     """
     arrays: dict[str, np.ndarray] = {}

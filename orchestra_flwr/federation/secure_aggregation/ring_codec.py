@@ -29,7 +29,6 @@ class RingCodec(SumCodec):
     """Each value with as many bits as the wire has, beside the numbers.
 
     Args:
-        schemas: of the run.
         uniform: whether all clients count alike, whatever weight one sends.
     """
 

@@ -49,9 +49,7 @@ class SecureStrategy(OrchestraStrategy):
         """Runs the round and updates the model.
 
         Args:
-            grid: of the clients.
             timeout: seconds of each stage of the protocol.
-            run: the run's identifier.
             verify: as for :class:`SumServer`.
 
         Raises:
@@ -129,11 +127,11 @@ class SecureStrategy(OrchestraStrategy):
     def _ask_for_vectors(self, clients: Sequence[str]) -> None:
         """The stage in which clients train."""
         tasks = tuple(task for task in self.stage.tasks if task.client in clients)
-        training = _Training(
-            self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number
-        )
         text = _same({"alive": clients})
-        training.entries = lambda client: self._entries("input", client, text(client))
+        training = OrchestraStrategy(
+            self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number,
+            entries=lambda client: self._entries("input", client, text(client)),
+        )  # fmt: skip
         messages = training.configure_train(
             self.round.number, ArrayRecord(), ConfigRecord(), self._grid
         )
@@ -255,12 +253,3 @@ def _same(asked: dict[str, Any]) -> Callable[[str], str]:
     """The text of what all clients are asked alike, which is written once."""
     text = json.dumps(asked)
     return lambda client: text
-
-
-class _Training(OrchestraStrategy):
-    """The messages of a plain round, with the entries of secure aggregation."""
-
-    entries: Callable[[str], dict[str, Any]]
-
-    def _task_entries(self, task: Task) -> dict[str, Any]:
-        return {**super()._task_entries(task), **self.entries(task.client)}

@@ -77,8 +77,6 @@ class SumCodec(ABC):
             total: the sum of what clients encoded.
             received: as for :meth:`encode`.
             clients: as for :meth:`encode`.
-            survivors: clients in the sum.
-            names: of the metrics.
 
         Raises:
             ValueError: numbers that no such clients can have sent.

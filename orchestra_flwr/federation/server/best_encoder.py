@@ -64,8 +64,6 @@ class BestEncoder:
 
         Args:
             record: the round's line of `metrics.jsonl`.
-            name: of the backbone.
-            backbone: as it is after the round.
         """
         if self._is_last or (record["round"] == 0 and not self._start_counts):
             return
@@ -112,7 +110,6 @@ class BestEncoder:
 
         Args:
             record: the line of `metrics.jsonl` of the round whose encoder is saved.
-            name: of the backbone.
         """
         if self.round is None:
             return {}

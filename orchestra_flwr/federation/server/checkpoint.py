@@ -78,8 +78,6 @@ class Position:
         """With one more round in what is counted.
 
         Args:
-            number: of the round.
-            report: of the round.
             seconds: that it took, with its evaluation.
         """
         smallest = (self.smallest_cluster, report.smallest_group)
@@ -120,9 +118,6 @@ def save_checkpoint(
     That of the round before, and some before it, are kept under their numbers.
 
     Args:
-        folder: of the checkpoints.
-        models: the server's.
-        position: where the run stands.
         record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
             files of the run; None: nothing is known of them.
         best: the best encoder so far, with that of `position`; None: the run keeps the last one.

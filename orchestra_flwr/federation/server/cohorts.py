@@ -11,14 +11,13 @@ from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
-
-MAX_NAMED = 5  # clients in a line
 
 
 @dataclass
@@ -43,11 +42,6 @@ class Cohorts:
 
     def draw(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
         """Waits for the clients and draws the round's cohort; new clients get their numbers.
-
-        Args:
-            number: of the round.
-            position: where the run stands.
-            evaluated: whether the round's models are evaluated.
 
         Raises:
             FederationError: the clients that the run needs do not come, or none has a number.
@@ -133,10 +127,8 @@ class Cohorts:
         new = {name for name, count in images.items() if count > most} - self._capped
         self._capped |= new
         if new:
-            named = ", ".join(sorted(new, key=client_order)[:MAX_NAMED])
-            more = f" and {len(new) - MAX_NAMED} more" if len(new) > MAX_NAMED else ""
             self.message(
-                f"of client {named}{more} {most} images count in means, "
+                f"of client {named(sorted(new, key=client_order))} {most} images count in means, "
                 f"federation.max_weight={self._config.federation.max_weight:g} times the median"
             )
 

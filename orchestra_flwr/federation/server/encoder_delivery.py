@@ -1,7 +1,7 @@
 """Every real client gets the encoder that it helped to train, with its model card."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from orchestra_flwr.federation.messages.fields import (
     WANTED,
 )
 from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.files import read_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
@@ -83,7 +84,6 @@ class EncoderDelivery:
         """Sends an encoder to the clients that are here, but for those that could not answer yet.
 
         Args:
-            encoder: the file.
             at_work: clients that train; those that were late are known.
         """
         busy = {*at_work, *self.members.late}
@@ -155,7 +155,8 @@ class EncoderDelivery:
                 return answers
             if missing and not waits:
                 waits = True
-                self.show(f"waiting for {_named(missing)}, to send the encoder; at most {wait:g} s")
+                names = named(sorted(missing), MOST_NAMES)
+                self.show(f"waiting for {names}, to send the encoder; at most {wait:g} s")
             time.sleep(POLL_SECONDS)
 
     def _ask(
@@ -189,25 +190,20 @@ class EncoderDelivery:
     def _report(self, answers: Mapping[str, str], away: Set[str]) -> None:
         holders = sorted(name for name, word in answers.items() if word == STORED)
         if holders:
-            self.show(f"the encoder is with {_named(holders)}")
+            self.show(f"the encoder is with {named(holders, MOST_NAMES)}")
         for name, word in sorted(answers.items()):
             if word == TOO_LARGE:
                 self.show(f"client {name} does not take the encoder: larger than it allows")
             elif word != STORED:
                 self.show(f"client {name} does not have the encoder: {word}")
         if away:
+            names = named(sorted(away), MOST_NAMES)
             self.show(
-                f"without the encoder, because they were away: {_named(away)}; {self._later()}, "
-                "or copy encoder.safetensors and encoder.json to them"
+                f"without the encoder, because they were away: {names}; {self._later()}, or copy "
+                "encoder.safetensors and encoder.json to them"
             )
 
     def _later(self) -> str:
         if self.queued:
             return "who comes back while the queue waits for a run gets it then"
         return f"resume={self.folder.path} sends it once more"
-
-
-def _named(names: Collection[str]) -> str:
-    """Some names for a line; of very many the first."""
-    first, more = sorted(names)[:MOST_NAMES], len(names) - MOST_NAMES
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -38,7 +38,6 @@ class Evaluator:
     """Evaluates a method's backbones with frozen weights.
 
     Args:
-        config: the run's configuration.
         dataset: its training images are the bank of the kNN and train the linear probe; None:
             there is nothing to evaluate with.
         on_progress: called while features are made, with the backbone's name, how many images are
@@ -111,7 +110,6 @@ class Evaluator:
         several backbones, as before training, and those that nobody changed since an earlier round.
 
         Args:
-            method: whose backbones are evaluated.
             untrained: whether nothing was trained yet. The scores are then the better ones, by the
                 linear probe, of what the user has: the weights as loaded with their own BatchNorm
                 statistics, or with statistics of the server's images. Initial statistics are of no
@@ -170,7 +168,6 @@ class Evaluator:
         """A frozen copy of a backbone, with statistics of the server's images where it has none.
 
         Args:
-            backbone: as it is.
             statistics: `batch_norm` of its scores before training; None: it was trained.
         """
         if (statistics or self.batch_norm) == RECALIBRATED:

@@ -67,11 +67,9 @@ def run_federation(
 
     Args:
         grid: yields replies in the order of the messages.
-        config: the run's configuration.
         members: the clients; asked for before every round.
         evaluator: of the run, with the server's own images if it has any.
         folder: where everything is written; a checkpoint in it is continued.
-        progress: what a person sees.
         workers: clients that are trained at the same time, where that is known.
         delivery: sends the encoder to the clients; None: nobody does.
 

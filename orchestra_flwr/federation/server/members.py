@@ -74,7 +74,6 @@ class SimulatedMembers(Members):
     and nobody is late.
 
     Args:
-        grid: the simulation's grid.
         parts: of the images, by the clients' names.
     """
 

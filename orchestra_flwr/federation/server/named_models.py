@@ -34,9 +34,7 @@ class Models:
     model as a mean over the rounds. It takes as much memory as the model, in the same place.
 
     Args:
-        config: the run's configuration.
         learner: the server's; its state is that of the first model.
-        schemas: of the learner.
         names: of the models, at least one; all begin with the same state.
         folder: for the file; None: all is in memory.
 
@@ -107,7 +105,6 @@ class Models:
         """Makes the mean of the clients' states, or of their updates, a model's new state.
 
         Args:
-            name: of the model.
             mean: (size,) float32; its memory is used.
             received: what :meth:`as_received` returned for the model as it is, where that is known.
 

@@ -67,12 +67,16 @@ def late_line(round_: Round, report: RoundReport) -> list[str]:
     """Who was late in a round, for a person; [] where nobody was."""
     if not report.late:
         return []
-    named = ", ".join(report.late[:MAX_NAMED])
-    more = f" and {len(report.late) - MAX_NAMED} more" if len(report.late) > MAX_NAMED else ""
     return [
         f"{len(report.late)} of {len(round_.cohort)} clients were late, and their work does not "
-        f"count: {named}{more}"
+        f"count: {named(report.late)}"
     ]
+
+
+def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
+    """Some names for a line; of very many the first."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:

@@ -130,7 +130,6 @@ class RoundReport:
 
         Args:
             before: the same before this round.
-            number: of this round.
             versions: by client the round whose model it began with, where that is another than the
                 last: the client knows its work by the round after that.
         """

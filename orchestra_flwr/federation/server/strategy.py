@@ -61,6 +61,7 @@ class OrchestraStrategy(Strategy):
     stage: Stage
     report: RoundReport  # what happens is added to it
     number: int = 0  # of the stage in the round
+    entries: Callable[[str], Mapping[str, Any]] = lambda client: {}  # more that a task says
 
     def __post_init__(self) -> None:
         self._config = self.federation.config
@@ -76,13 +77,11 @@ class OrchestraStrategy(Strategy):
         """One message for every task, in the tasks' order, made when it is asked for.
 
         Args:
-            server_round: the round's number.
             arrays: not read: each task names the models that it is sent.
             config: entries for every task.
-            grid: not read.
         """
         for task, record in self._messages_per_task():
-            entries = {**config, **self._task_entries(task)}
+            entries = {**config, **self._task_entries(task), **self.entries(task.client)}
             yield self._message(MessageType.TRAIN, task.client, record, entries)
 
     def _task_entries(self, task: Task) -> dict[str, Any]:

@@ -72,7 +72,6 @@ class Timeline:
         """The clients, at least one, that are there and not at work; time passes until one is.
 
         Args:
-            clients: their names.
             wait: False: no time passes, and there may be none.
         """
         times = {client: self._free_from(client) for client in clients}
@@ -87,7 +86,6 @@ class Timeline:
         """When the reply of a client comes that is asked now; it ends other work first.
 
         Args:
-            client: its name.
             models: that it is sent.
             trains: whether it trains, or looks at each image once and sends no state.
         """
@@ -131,12 +129,10 @@ class Timeline:
         Clients that are late do not work at all here: nobody would see the result.
 
         Args:
-            grid: of the engine.
             messages: of a stage.
             tasks: theirs, in the same order.
             needed: how many more good replies are; asked again when those that came were yielded.
             limit: seconds after which nobody is waited for.
-            trains: whether clients train.
         """
         began = self.now
         ends = [self.end(t.client, trains=trains, models=len(t.models)) for t in tasks]
