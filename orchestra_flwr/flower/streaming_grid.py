@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from typing import NoReturn
 
 from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from orchestra_flwr.flower.received_arrays import (
     UnreadableReplyError,
@@ -39,8 +39,18 @@ class EngineStoppedError(RuntimeError):
     """The engine behind the grid has stopped."""
 
 
+class OneRunGrid(Grid):
+    """A grid of one run, without what Flower's offer for several, or for earlier apps."""
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} has one run, and sends what it is given")
+
+    set_run = create_message = _refuse
+    run = property(_refuse)
+
+
 @dataclass
-class StreamingGrid(Grid):
+class StreamingGrid(OneRunGrid):
     """Wraps a grid of Flower so that :meth:`send_and_receive` is a lazy, ordered iterator.
 
     Attributes:
@@ -61,19 +71,6 @@ class StreamingGrid(Grid):
 
     def __post_init__(self) -> None:
         self.unanswered: set[str] = set()
-
-    def set_run(self, run: Run) -> None:
-        """As the wrapped grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """As the wrapped grid."""
-        return self.grid.run
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """As the wrapped grid."""
-        return self.grid.create_message(*args, **kwargs)  # type: ignore[arg-type]
 
     def get_node_ids(self) -> Iterable[int]:
         """As the wrapped grid."""

@@ -137,7 +137,7 @@ class SuperLinkGrid(StreamingGrid):
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
         request = PullObjectRequest(
-            node=self._superlink.node, run_id=self.run.run_id, object_id=object_id
+            node=self._superlink.node, run_id=self._superlink.run.run_id, object_id=object_id
         )
         return self._superlink._runtime_client.PullObject(request)
 
@@ -196,6 +196,8 @@ class SuperLinkGrid(StreamingGrid):
         """The SuperLink deletes the arrays of what the server says to have received."""
         self._superlink._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
-                node=self._superlink.node, run_id=self.run.run_id, message_object_id=message_id
+                node=self._superlink.node,
+                run_id=self._superlink.run.run_id,
+                message_object_id=message_id,
             )
         )

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,14 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
 TRAVELLING = (Role.SHARED, Role.SERVER)
-RESIDUALS = "residuals/"  # what the names of residuals in a checkpoint begin with
-OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
-MODELS = "models/"  # and those of all models but the first
+# What the names of tensors in a checkpoint begin with: those of all models but the first, of
+# residuals and of moments; and what they are of, if they do not fit.
+MODELS, RESIDUALS, OPTIMIZER = "models/", "residuals/", "server_optimizer/"
+KINDS = {
+    MODELS: "other models",
+    RESIDUALS: "the residuals of another federation.wire",
+    OPTIMIZER: "the moments of another server optimizer",
+}
 
 
 class Models:
@@ -157,9 +163,9 @@ class Models:
                 changed.
         """
         ours = self.tensors()
-        for kind, others in _by_kind(ours).items():
-            stored = _by_kind(saved)[kind]
-            if _shapes(stored) != _shapes(others):
+        needed, stored = _shapes(ours), _shapes(saved)
+        for kind in ("another model", *KINDS.values()):
+            if needed.get(kind) != stored.get(kind):
                 raise ValueError(f"it holds {kind}")
         for name, tensor in ours.items():
             if not name.startswith(OPTIMIZER):
@@ -241,24 +247,11 @@ def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np
     return {name: matrix[row, :size] for row, name in enumerate(names)}
 
 
-def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by what it means if they do not fit."""
-    kinds: dict[str, dict[str, Tensor]] = {
-        "another model": {},
-        "other models": {},
-        "the residuals of another federation.wire": {},
-        "the moments of another server optimizer": {},
-    }
-    first, others, residuals, moments = kinds.values()
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Shapes and types of a checkpoint's tensors by what they are of, and by their names."""
+    shapes: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
-        if name.startswith(OPTIMIZER):
-            moments[name] = tensor
-        elif name.startswith(RESIDUALS):
-            residuals[name] = tensor
-        else:
-            (others if name.startswith(MODELS) else first)[name] = tensor
-    return kinds
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        prefix = f"{name.partition('/')[0]}/"
+        found = shapes.setdefault(KINDS.get(prefix, "another model"), {})
+        found[name] = (tensor.shape, tensor.dtype)
+    return shapes
