@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config.sections import FederationConfig
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.best_encoder import BEST, BestEncoder
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.plausibility import LAST, with_last
@@ -183,10 +184,9 @@ def _without_arrays(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Te
 
 
 def _put_arrays_back(state: dict[str, Any], saved: Mapping[str, Tensor]) -> None:
-    for name, tensor in saved.items():
-        if name.startswith(EXCHANGE):
-            key, _, inner = name.removeprefix(EXCHANGE).partition("/")
-            state[key][inner] = tensor.numpy()
+    for name, tensor in with_prefix(saved, EXCHANGE).items():
+        key, _, inner = name.partition("/")
+        state[key][inner] = tensor.numpy()
 
 
 def _position(values: dict[str, Any]) -> Position:

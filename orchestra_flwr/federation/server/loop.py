@@ -236,9 +236,9 @@ class _Run:
         if exchanged:
             self.privacy.before(round_)
             self.messages.exchange(round_, report)
-        seconds = time.perf_counter() - started
+        report.seconds = time.perf_counter() - started
         if number > 0:
-            self.estimate.round_ended(seconds)
+            self.estimate.round_ended(report.seconds)
         if scored:
             self.messages.ask_for_scores(round_, report)
         if evaluated and not self.encoders.is_before(number):
@@ -247,25 +247,22 @@ class _Run:
         drawn = self.privacy.drawn(position.drawn, round_)
         if self.messages.ends_early:
             position = position.with_counted(report)
-        record = self._record(
-            round_, report, seconds, evaluation, replace(position, drawn=drawn), exchanged=exchanged
-        )
+        position = replace(position, drawn=drawn)
+        record = self._record(round_, report, evaluation, position, exchanged)
         self.folder.append_metrics(record)
         self.best.consider(record, *self._kept_backbone())
         spent = evaluated_in + time.perf_counter() - started
-        position = self._after(position.after(number, report, spent), report, round_, drawn)
+        position = self._after(position.after(number, report, spent), report, round_)
         record_json = self.record.to_json()
         save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
-        self._show(round_, record, report, evaluation[0], seconds)
+        self._show(record, report, evaluation[0])
         self._share(number)
         return position
 
-    def _after(
-        self, position: Position, report: RoundReport, round_: Round, drawn: list[list[int]]
-    ) -> Position:
+    def _after(self, position: Position, report: RoundReport, round_: Round) -> Position:
         """The position with what is remembered of the round that it is after."""
         exchange, best = self.federation.exchange.state(), self.best.position()
-        position = replace(position, drawn=drawn, exchange=exchange, best=best)
+        position = replace(position, exchange=exchange, best=best)
         if self.timeline:
             position = replace(position, clock=self.timeline.state())
         if not self.members.share_disk:  # simulated clients' own records are this run's
@@ -289,19 +286,17 @@ class _Run:
         self,
         round_: Round,
         report: RoundReport,
-        seconds: float,
         evaluation: Evaluated,
         position: Position,
-        *,
         exchanged: bool,
     ) -> dict[str, Any]:
         """A round's line of `metrics.jsonl`."""
         scores, by_model = evaluation
-        record = {**round_record(round_, report, seconds, scores), **by_model}
+        record = {**round_record(round_, report, scores), **by_model}
         if exchanged and (exchange := self.federation.exchange.metrics()):
             record["exchange"] = exchange
         if self.workers and exchanged and report.client_seconds:  # no noisy sum holds them
-            record["overhead"] = overhead(report, seconds, self.workers)
+            record["overhead"] = overhead(report, self.workers)
         if self.messages.ends_early and exchanged:
             share = len(position.counted) / len(position.clients)
             record["clients"] |= {"late": report.late, "counted_so_far": share}
@@ -319,23 +314,16 @@ class _Run:
         evaluated, self.estimate.evaluation = self.encoders.evaluate(number)
         return evaluated
 
-    def _show(
-        self,
-        round_: Round,
-        record: dict[str, Any],
-        report: RoundReport,
-        scores: Scores | None,
-        seconds: float,
-    ) -> None:
-        self.trackers.add(round_.number, record)
+    def _show(self, record: dict[str, Any], report: RoundReport, scores: Scores | None) -> None:
+        self.trackers.add(record["round"], record)
         shown = scores[self._kept_backbone()[0]] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
         self.progress.round_finished(
             RoundOutcome(
-                round_.number,
+                record["round"],
                 record["loss"],
                 shown,
-                seconds,
+                report.seconds,
                 dropped,
                 self.timeline.now if self.timeline else None,
             )

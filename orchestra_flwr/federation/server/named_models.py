@@ -11,6 +11,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.blocks import blocks_of
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
 from orchestra_flwr.flower.arrays import all_finite
@@ -171,9 +172,8 @@ class Models:
             if not name.startswith(OPTIMIZER):
                 tensor.copy_(saved[name])
         for name, optimizer in self.optimizers.items():
-            prefix = f"{OPTIMIZER}{name}/"
-            moments = {n: t.numpy() for n, t in saved.items() if n.startswith(prefix)}
-            optimizer.load_moments({n.removeprefix(prefix): m for n, m in moments.items()})
+            moments = with_prefix(saved, f"{OPTIMIZER}{name}/")
+            optimizer.load_moments({n: t.numpy() for n, t in moments.items()})
 
     def mix(self, weights: Mapping[str, Mapping[str, float]]) -> None:
         """Makes the shared states of models weighted sums of those before.

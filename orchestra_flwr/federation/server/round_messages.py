@@ -112,11 +112,7 @@ class RoundMessages:
         self, round_: Round, strategy: OrchestraStrategy, messages: Iterable[Message]
     ) -> Iterator[Arrival]:
         """The replies of a stage that does not wait for all."""
-        limit = (
-            self.federation.config.federation.round_timeout
-            if round_.limit is None
-            else round_.limit
-        )
+        limit = round_.limit or self.federation.config.federation.round_timeout
         if self.timeline is None:
             grid: Any = self.grid  # of real clients
             return iter(grid.receive_first(messages, strategy.needed, limit))

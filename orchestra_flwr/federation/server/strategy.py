@@ -25,6 +25,7 @@ from orchestra_flwr.federation.messages.fields import (
     LOCAL_SCORES,
     MODELS,
     PERSONAL,
+    with_prefix,
 )
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
@@ -36,7 +37,6 @@ from orchestra_flwr.federation.messages.replies import (
 from orchestra_flwr.federation.messages.schema import for_models
 from orchestra_flwr.federation.server.plausibility import Plausibility, with_last
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
