@@ -15,6 +15,7 @@ import numpy as np
 
 from orchestra_flwr.config import Config, Plugin
 from orchestra_flwr.federation.blocks import blocks_of
+from orchestra_flwr.federation.server.round_report import FederationError
 
 
 class TooFewResultsError(ValueError):
@@ -157,7 +158,7 @@ def held_memory(config: Config, size: int, clients: int) -> str | None:
         clients: how many there are.
 
     Raises:
-        MemoryError: this machine has less; the text names the keys.
+        FederationError: this machine has less; the text names the keys.
     """
     if not config.aggregation.plugin.holds_results:
         return None
@@ -169,7 +170,7 @@ def held_memory(config: Config, size: int, clients: int) -> str | None:
         f"{needed / 1e9:,.2f} GB"
     )
     if needed > memory:
-        raise MemoryError(
+        raise FederationError(
             f"{line}, and this machine has {memory / 1e9:,.1f} GB: lower "
             "federation.participation, or use aggregation=mean"
         )

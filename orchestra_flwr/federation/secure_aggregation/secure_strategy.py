@@ -132,9 +132,7 @@ class SecureStrategy(OrchestraStrategy):
             self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number,
             entries=lambda client: self._entries("input", client, text(client)),
         )  # fmt: skip
-        messages = training.configure_train(
-            self.round.number, ArrayRecord(), ConfigRecord(), self._grid
-        )
+        messages = training.configure_train(self.round.number)
         replies = self._grid.send_and_receive(
             map(self._with_basis, messages), timeout=self._timeout
         )

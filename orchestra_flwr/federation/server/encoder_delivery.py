@@ -163,11 +163,9 @@ class EncoderDelivery:
         self, nodes: Mapping[str, int], content: RecordDict, timeout: float
     ) -> Iterator[tuple[str, str]]:
         """Name and word of each client that answers; those that do not are lost."""
-        messages = []
-        for node in nodes.values():
-            message = Message(content, node, ENCODER_KIND, ttl=2 * timeout + 60)
-            self._bytes += payload_bytes(content)
-            messages.append(message)
+        ttl = 2 * timeout + 60
+        messages = [Message(content, node, ENCODER_KIND, ttl=ttl) for node in nodes.values()]
+        self._bytes += len(messages) * payload_bytes(content)
         lost: set[str] = set()
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         for name, reply in zip(nodes, replies, strict=True):

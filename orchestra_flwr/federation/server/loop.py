@@ -203,10 +203,7 @@ class _Run:
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
         clients = len(self.members.names) or self.config.federation.clients
-        try:
-            memory = held_memory(self.config, self.models.schemas.shared.size, clients)
-        except MemoryError as error:
-            raise FederationError(str(error)) from error
+        memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         self.best.check()
         no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
         yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))

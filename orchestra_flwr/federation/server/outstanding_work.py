@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.exchanges import Stage, Task
@@ -106,9 +106,7 @@ class OutstandingWork:
         # What is remembered is sent: it need not be encoded again for each that begins.
         round_ = replace(self._round, versions=dict.fromkeys(clients, self._round.number - 1))
         strategy = OrchestraStrategy(self.federation, round_, Stage(tasks), self._sent)
-        messages = strategy.configure_train(
-            self._round.number, ArrayRecord(), ConfigRecord(), self.grid
-        )
+        messages = strategy.configure_train(self._round.number)
         now = time.perf_counter()
         for client, message in zip(clients, messages, strict=True):
             key = next(iter(self.grid.push_messages([message])), None)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.exchanges import Stage, Task
@@ -77,7 +77,7 @@ class RoundMessages:
             self._arrived(round_, stage, report, self.work)
             return
         strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
-        messages = strategy.configure_train(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
+        messages = strategy.configure_train(round_.number)
         if self.ends_early and not round_.versions:
             strategy.aggregate_first(self._first_replies(round_, strategy, messages))
             return
@@ -131,9 +131,7 @@ class RoundMessages:
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         now = replace(round_, versions={})
         strategy = OrchestraStrategy(self.federation, now, stage, report)
-        messages = strategy.configure_evaluate(
-            round_.number, ArrayRecord(), ConfigRecord(), self.grid
-        )
+        messages = strategy.configure_evaluate(round_.number)
         self.progress.round_started(round_.number, len(asked), "scoring")
         timeout = self.federation.config.federation.round_timeout
         replies = self.grid.send_and_receive(messages, timeout=timeout)

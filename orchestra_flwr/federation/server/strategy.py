@@ -72,16 +72,19 @@ class OrchestraStrategy(Strategy):
         self._good = 0  # replies, but for those that are not plausible beside the others
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
     ) -> Iterator[Message]:
         """One message for every task, in the tasks' order, made when it is asked for.
 
-        Args:
-            arrays: not read: each task names the models that it is sent.
-            config: entries for every task.
+        Flower's arguments are not read but for `config`, entries for every task: the round is
+        known, and each task names the models that it is sent.
         """
         for task, record in self._messages_per_task():
-            entries = {**config, **self._task_entries(task), **self.entries(task.client)}
+            entries = {**(config or {}), **self._task_entries(task), **self.entries(task.client)}
             yield self._message(MessageType.TRAIN, task.client, record, entries)
 
     def _task_entries(self, task: Task) -> dict[str, Any]:
@@ -167,12 +170,16 @@ class OrchestraStrategy(Strategy):
         return MetricRecord(dict(self.report.metrics))
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
     ) -> Iterator[Message]:
         """As :meth:`configure_train`, if clients are to score the encoder; else no message."""
         if not self._config.evaluation.asks_clients:
             return
-        entries = {**config, **self.round.state_location}
+        entries = {**(config or {}), **self.round.state_location}
         for task, record in self._messages_per_task():
             yield self._message(MessageType.EVALUATE, task.client, record, entries)
 

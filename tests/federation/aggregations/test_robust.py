@@ -159,7 +159,7 @@ def test_memory_is_said_and_checked_before_the_start():
     assert held_memory(config, 10**6, 10) == (
         "aggregation=median holds the models of 5 clients at once, 0.02 GB"
     )
-    with pytest.raises(MemoryError, match="this machine has .*lower federation.participation"):
+    with pytest.raises(FederationError, match="this machine has .*lower federation.participation"):
         held_memory(config, 10**15, 10)
     assert held_memory(load_config([]), 10**15, 10) is None
 
