@@ -76,7 +76,6 @@ class SuperLinkGrid(StreamingGrid):
         fetched it gets none, and the reply of one that works on it is deleted in the next round.
 
         Args:
-            messages: of a stage.
             needed: how many more good replies are; asked again when those that came were yielded.
             timeout: seconds after which nobody is waited for.
 

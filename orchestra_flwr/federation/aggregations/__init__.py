@@ -153,7 +153,6 @@ def held_memory(config: Config, size: int, clients: int) -> str | None:
     """A line about the memory that the aggregation needs; None: no more than a model's.
 
     Args:
-        config: of the run.
         size: number of values in a state.
         clients: how many there are.
 

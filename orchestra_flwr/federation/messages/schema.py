@@ -262,11 +262,7 @@ def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[s
 
 
 def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of a message down with several models: `<model>/<array>`; with one, as they are.
-
-    Args:
-        arrays: of each model, by its name.
-    """
+    """The arrays of a message down for models: `<model>/<array>`; as they are for one alone."""
     if len(arrays) == 1:
         return dict(next(iter(arrays.values())))
     return {

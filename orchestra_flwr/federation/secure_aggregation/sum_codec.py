@@ -75,8 +75,6 @@ class SumCodec(ABC):
 
         Args:
             total: the sum of what clients encoded.
-            received: as for :meth:`encode`.
-            clients: as for :meth:`encode`.
 
         Raises:
             ValueError: numbers that no such clients can have sent.

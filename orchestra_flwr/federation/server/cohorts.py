@@ -146,7 +146,6 @@ def max_counted_images(images: Collection[int], times: float | None) -> int | No
     """Images of a client that count in a mean, at most; None: all do.
 
     Args:
-        images: that each client says it has.
         times: the median of which is the most, the lower one of two. A client may say what it
             likes: with fewer than half of all clients it can neither raise nor lower the median
             beyond what others have.
@@ -186,7 +185,6 @@ def assign_numbers(
 
     Args:
         clients: those that have numbers already.
-        present: that can be asked now.
         most: who would be one more than so many gets no number; None: everybody gets one.
     """
     return [*clients, *sorted(set(present) - set(clients), key=client_order)][:most]

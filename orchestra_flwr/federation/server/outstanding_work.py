@@ -74,12 +74,7 @@ class OutstandingWork:
         return cls(grid, federation, members, started)
 
     def begin_round(self, round_: Round, results: int) -> None:
-        """From now on clients begin with the model of this round's beginning.
-
-        Args:
-            round_: what tasks say of it.
-            results: that it waits for.
-        """
+        """From now on clients begin with the model of this round's beginning."""
         self._round, self._sent, self.began = round_, RoundReport(), time.perf_counter()
         self.results = results
         models, exchange = self.federation.models, self.federation.exchange
