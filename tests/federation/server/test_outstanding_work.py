@@ -294,7 +294,7 @@ def test_who_has_left_and_answered_all_the_same_is_not_asked_for_scores(federate
         def connected(self):
             if any(client == "a" and number == 2 for client, number, _ in self.grid.tasks):
                 self._nodes.pop("d", None)
-                self._min_clients = 3
+                self.min_clients = 3
             return super().connected()
 
     run = federate(
