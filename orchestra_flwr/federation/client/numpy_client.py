@@ -220,7 +220,8 @@ class OrchestraClient(NumPyClient):
             for model, part in zip(models, parts, strict=True)
         }
         unpack_state(arrays[models[0]], self.learner, self.schemas)
-        if len(models) == 1 and not (config["train"] and self._needs_received):
+        needed = config["train"] and (self._compares or self.learner.needs_received)
+        if len(models) == 1 and not needed:
             arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
         round_, stage = int(config["round"]), int(config.get("stage", 0))
         return _RoundState(
@@ -339,11 +340,6 @@ class OrchestraClient(NumPyClient):
         if keeps_state(self.config, self.learner):
             return "training.optimizer_state=keep"
         return f"exchange={self.config.exchange.name}"
-
-    @property
-    def _needs_received(self) -> bool:
-        """Whether what is trained or sent depends on what was received."""
-        return self._compares or self.learner.needs_received
 
     @property
     def _compares(self) -> bool:

@@ -119,7 +119,11 @@ class SecureStrategy(OrchestraStrategy):
         take: Callable[[str, Any], None],
     ) -> None:
         """One stage without arrays: `text` makes what a client is asked, `take` takes its reply."""
-        messages = (self._question(stage, client, text(client)) for client in clients)
+        empty = ArrayRecord()
+        messages = (
+            self._envelope(MessageType.TRAIN, each, empty, self._entries(stage, each, text(each)))
+            for each in clients
+        )
         replies = self._grid.send_and_receive(messages, timeout=self._timeout)
         for client, message in zip(clients, replies, strict=True):
             self._take_reply(client, message, lambda name, reply, _: take(name, reply))
@@ -188,10 +192,6 @@ class SecureStrategy(OrchestraStrategy):
                 self.report.dropped.append(dropped(client, message, reason))
             else:
                 self._drop(dropped(client, message, reason))
-
-    def _question(self, stage: str, client: str, text: str) -> Message:
-        entries = self._entries(stage, client, text)
-        return self._envelope(MessageType.TRAIN, client, ArrayRecord(), entries)
 
     def _entries(self, stage: str, client: str, text: str) -> dict[str, Any]:
         self.report.bytes_down += len(text)
