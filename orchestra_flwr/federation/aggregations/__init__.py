@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orchestra_flwr.config import Config, Plugin
-from orchestra_flwr.federation.blocks import blocks_of
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.vector_blocks import blocks_of
 
 
 class TooFewResultsError(ValueError):

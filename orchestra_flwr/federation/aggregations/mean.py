@@ -7,7 +7,7 @@ import torch
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.federation.aggregations import Aggregation
-from orchestra_flwr.federation.blocks import BLOCK
+from orchestra_flwr.federation.vector_blocks import BLOCK
 from orchestra_flwr.flower.arrays import as_tensor
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.blocks import blocks_of
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
+from orchestra_flwr.federation.vector_blocks import blocks_of
 from orchestra_flwr.flower.arrays import all_finite
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner

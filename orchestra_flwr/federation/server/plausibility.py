@@ -21,11 +21,11 @@ from typing import IO
 
 import numpy as np
 
-from orchestra_flwr.federation.blocks import blocks_of
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.replies import BadReplyError, Reply
 from orchestra_flwr.federation.messages.schema import Schema
 from orchestra_flwr.federation.server.round_report import Moved
+from orchestra_flwr.federation.vector_blocks import blocks_of
 
 LAST = 5  # stages whose medians are remembered
 WEIGHTS, STATISTICS = "weights", "statistics"

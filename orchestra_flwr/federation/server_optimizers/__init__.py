@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Plugin, Section
-from orchestra_flwr.federation.blocks import blocks_of
+from orchestra_flwr.federation.vector_blocks import blocks_of
 
 
 class ServerOptimizer(Plugin, ABC):

@@ -3,8 +3,8 @@ import pytest
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.federation.aggregations.mean import Mean
-from orchestra_flwr.federation.blocks import BLOCK
 from orchestra_flwr.federation.server.clipped_mean import ClippedMean
+from orchestra_flwr.federation.vector_blocks import BLOCK
 
 
 def mean(pairs):
