@@ -46,7 +46,6 @@ def load_population(
     """Loads the images and splits them; the same everywhere for the same configuration.
 
     Args:
-        config: of the run.
         listed: as in :func:`load_dataset`.
 
     Raises:
@@ -98,9 +97,6 @@ def own_classes(
     """What a client's own model is evaluated on (`evaluation.clients`).
 
     Args:
-        config: of the run.
-        population: all images and who holds which.
-        client: its name.
         everybodys: the training images of :func:`evaluation_dataset`.
 
     Raises:
@@ -157,26 +153,6 @@ def check_before_images(config: Config) -> None:
     Raises:
         ConfigError: noise beside BatchNorm, or a file that the partition cannot use.
     """
-    _check_batch_norm(config)
-    config.partition.build().check_files(config.data.channels, config.data.image_size)
-
-
-def check_listing(config: Config, dataset: Dataset) -> None:
-    """Tells what is wrong with a simulation by its images' labels and files alone.
-
-    Args:
-        config: of the run.
-        dataset: its images without pixels; not all need be readable.
-
-    Raises:
-        ConfigError: as :func:`load_population` and :func:`check_population`.
-    """
-    try_partition(config.partition, dataset.train, config.federation.clients, config.seed)
-    labels_for(with_class_names(config, dataset.train.classes), dataset.train.labelled)
-    _check_scored(config, dataset)
-
-
-def _check_batch_norm(config: Config) -> None:
     # The server recalibrates with its images, which in a simulation are those of all clients.
     noise = config.privacy.noise_multiplier
     if noise > 0 and BatchNormPolicy.of(config).can_recalibrate:
@@ -185,6 +161,21 @@ def _check_batch_norm(config: Config) -> None:
             "model.norm=batch, whose statistics the saved encoder takes from the clients' own "
             "images, without noise; model.norm=group has none, model.batch_norm=frozen takes none"
         )
+    config.partition.build().check_files(config.data.channels, config.data.image_size)
+
+
+def check_listing(config: Config, dataset: Dataset) -> None:
+    """Tells what is wrong with a simulation by its images' labels and files alone.
+
+    Args:
+        dataset: its images without pixels; not all need be readable.
+
+    Raises:
+        ConfigError: as :func:`load_population` and :func:`check_population`.
+    """
+    try_partition(config.partition, dataset.train, config.federation.clients, config.seed)
+    labels_for(with_class_names(config, dataset.train.classes), dataset.train.labelled)
+    _check_scored(config, dataset)
 
 
 def check_population(config: Config, population: Population) -> None:

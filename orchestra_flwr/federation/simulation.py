@@ -68,10 +68,6 @@ def simulate(
     """Runs the federation.
 
     Args:
-        config: of the run.
-        population: its images.
-        folder: where it is recorded.
-        progress: what a person sees.
         engine: that of the configuration, where it has begun already.
 
     Returns:

@@ -51,27 +51,16 @@ class TaskError(ConnectionError):
 
 @dataclass(frozen=True)
 class Request:
-    """What a server asks of its client.
+    """What a server asks of its client."""
 
-    Attributes:
-        kind: "query", "train" or "evaluate", as Flower names it; a server may say anything.
-        app: the app of the message's run, as PUBLISHER/NAME; a server may say anything.
-        run: the number of that run.
-        content: the message's records.
-    """
-
-    kind: str
-    app: str
-    run: int
-    content: RecordDict
+    kind: str  # "query", "train" or "evaluate", as Flower names it; a server may say anything
+    app: str  # the app of the message's run, as PUBLISHER/NAME; a server may say anything
+    run: int  # the number of that run
+    content: RecordDict  # the message's records
 
 
 class ClientTasks:
-    """One SuperNode's messages, taken and answered one after the other.
-
-    Args:
-        socket: where the SuperNode listens.
-    """
+    """One SuperNode's messages, taken and answered one after the other."""
 
     def __init__(self, socket: Path) -> None:
         self._token = _Token()
@@ -114,9 +103,6 @@ class Task:
 
     Attributes:
         request: what is asked. Its content is not held here as well: it is as large as a model.
-
-    Args:
-        client: sends the token of the task.
 
     Raises:
         TaskError: the message cannot be read.

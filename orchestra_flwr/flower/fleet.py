@@ -30,11 +30,7 @@ def withdrawal(push_messages: bytes) -> bytes:
 
 
 def node_of(pull_messages: bytes) -> int | None:
-    """The number of the node that asks for messages; None where the body names none.
-
-    Args:
-        pull_messages: the body of the client's request.
-    """
+    """The number of the node that asks for messages; None where the body names none."""
     try:
         return PullMessagesRequest.FromString(pull_messages).node.node_id or None
     except DecodeError:

@@ -18,9 +18,6 @@ def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
 
     Flower's own would end this process by SIGINT where a task is not wanted any more. Here its
     answer is refused then, which is enough. One that is not answered is sent again at once.
-
-    Args:
-        client: sends the token of the task.
     """
 
     def beat() -> bool:

@@ -31,10 +31,6 @@ class RayStart:
     """Ray, started in a thread, which lives as long as Ray does.
 
     Ray has its processes killed when what started them ends, and to Linux that is the thread.
-
-    Args:
-        init_args: of `ray.init`.
-        tries: how often it is tried.
     """
 
     def __init__(self, init_args: dict[str, Any], tries: int = 2) -> None:

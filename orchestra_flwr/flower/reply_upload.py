@@ -5,6 +5,7 @@ Checked against Flower 1.41: a SuperLink tells of a reply, once, before its arra
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
@@ -63,28 +64,26 @@ class ReplyUpload:
         return self._gone or not self._missing
 
 
+@dataclass
 class UploadedClient:
     """Flower's client of the SuperLink, which knows one reply already.
 
-    Args:
-        client: Flower's own.
-        upload: answers the next `PullMessages`, since a SuperLink tells of each reply once, and
-            `PullObject` for what it holds.
+    It answers the next `PullMessages`, since a SuperLink tells of each reply once, and `PullObject`
+    for what is held.
     """
 
-    def __init__(self, client: Any, upload: ReplyUpload) -> None:
-        self._client = client
-        self._upload = upload
+    client: Any  # Flower's own
+    upload: ReplyUpload
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
         """What was answered before."""
-        return self._upload.response
+        return self.upload.response
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
         """What is held, or asked for."""
-        held = self._upload.held.pop(request.object_id, None)
-        found: PullObjectResponse = self._client.PullObject(request) if held is None else held
+        held = self.upload.held.pop(request.object_id, None)
+        found: PullObjectResponse = self.client.PullObject(request) if held is None else held
         return found
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+        return getattr(self.client, name)

@@ -40,9 +40,7 @@ def server_task(
     A SuperLink that does not answer in time is asked again for minutes.
 
     Args:
-        socket: where the SuperLink listens.
         ca: the certificate that signed the SuperLink's; None: plain text.
-        run: the number of the run.
         report: takes a line about a SuperLink that does not answer; called from any thread.
 
     Raises:

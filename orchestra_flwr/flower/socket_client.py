@@ -19,7 +19,6 @@ def connect_through(client: ProtobufClient, socket: Path, ca: Path | None) -> No
 
     Args:
         client: one that has sent nothing yet.
-        socket: where the server listens.
         ca: the certificate that the server's is checked with; None: plain text.
     """
     timeout = client._client.timeout

@@ -40,8 +40,6 @@ def socket_server_command(
     """The command that runs one of Flower's programs at a socket; its arguments come after it.
 
     Args:
-        socket: where it listens.
-        program: one of `PROGRAMS`.
         signing_time: the server's time in seconds less `clock()`; None: this machine's own time.
     """
     shift = "" if signing_time is None else f"{signing_time:.3f}"

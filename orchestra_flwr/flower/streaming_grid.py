@@ -9,12 +9,12 @@ Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import NoReturn
 
 from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from orchestra_flwr.flower.received_arrays import (
     UnreadableReplyError,
@@ -28,84 +28,61 @@ NODE_GONE = "the message could not be sent: the node is gone"
 
 @dataclass(frozen=True)
 class Arrival:
-    """A reply that came.
+    """A reply that came."""
 
-    Attributes:
-        place: of its message among those of the stage, from 0.
-        reply: of the client, or an error.
-        seconds: after the stage began.
-    """
-
-    place: int
-    reply: Message
-    seconds: float
+    place: int  # of its message among those of the stage, from 0
+    reply: Message  # of the client, or an error
+    seconds: float  # after the stage began
 
 
 class EngineStoppedError(RuntimeError):
     """The engine behind the grid has stopped."""
 
 
-class StreamingGrid(Grid):
-    """Wraps a grid of Flower so that :meth:`send_and_receive` is a lazy, ordered iterator.
+class OneRunGrid(Grid):
+    """A grid of one run, without what Flower's offer for several, or for earlier apps."""
 
-    Args:
-        grid: the grid of a simulation or of a SuperLink.
-        window: at most so many messages are under way; None: all at once.
-        stopped: why the engine behind the grid has stopped, None while it runs; asked before each
-            message, while waiting, and before an error counts as the client's own.
-        prepare: may change each message before it is sent.
-        retry: of a reply, whether its client shall be asked once more, while no other works.
-        poll: seconds between two looks for a reply.
-        reply_limit: bytes that the arrays of one reply may come to; None: any number.
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} has one run, and sends what it is given")
+
+    set_run = create_message = _refuse
+    run = property(_refuse)
+
+
+@dataclass
+class StreamingGrid(OneRunGrid):
+    """Wraps a grid of Flower so that :meth:`send_and_receive` is a lazy, ordered iterator.
 
     Attributes:
         unanswered: ids of the messages that have got no reply so far and were not given up.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        window: int | None = None,
-        stopped: Callable[[], str | None] = lambda: None,
-        *,
-        prepare: Callable[[Message], None] = lambda message: None,
-        retry: Callable[[Message], bool] = lambda reply: False,
-        poll: float = POLL_SECONDS,
-        reply_limit: int | None = None,
-    ) -> None:
-        self._grid = grid
-        self._window = window
-        self._stopped = stopped
-        self._prepare = prepare
-        self._retry = retry
-        self._poll = poll
-        self._reply_limit = reply_limit
+    grid: Grid  # of a simulation or of a SuperLink
+    window: int | None = None  # at most so many messages are under way; None: all at once
+    # Why the engine behind the grid has stopped, None while it runs; asked before each message,
+    # while waiting, and before an error counts as the client's own.
+    stopped: Callable[[], str | None] = lambda: None
+    _: KW_ONLY
+    prepare: Callable[[Message], None] = lambda message: None  # may change each before it is sent
+    # Whether the client of a reply shall be asked once more, while no other works.
+    retry: Callable[[Message], bool] = lambda reply: False
+    poll: float = POLL_SECONDS  # between two looks for a reply
+    reply_limit: int | None = None  # bytes that one reply's arrays may come to; None: any number
+
+    def __post_init__(self) -> None:
         self.unanswered: set[str] = set()
-
-    def set_run(self, run: Run) -> None:
-        """As the wrapped grid."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """As the wrapped grid."""
-        return self._grid.run
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """As the wrapped grid."""
-        return self._grid.create_message(*args, **kwargs)  # type: ignore[arg-type]
 
     def get_node_ids(self) -> Iterable[int]:
         """As the wrapped grid."""
-        return self._grid.get_node_ids()
+        return self.grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """As the wrapped grid."""
-        return self._grid.get_nodes()
+        return self.grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the wrapped grid."""
-        ids = list(self._grid.push_messages(messages))
+        ids = list(self.grid.push_messages(messages))
         self.unanswered.update(filter(None, ids))  # none: a node that is gone
         return ids
 
@@ -120,8 +97,8 @@ class StreamingGrid(Grid):
             UnreadableReplyError: a client sent what is no message; what the others sent may be
                 lost with it, so real clients' replies are pulled one by one.
         """
-        with bounded_arrays(self._reply_limit):
-            replies = list(self._grid.pull_messages(message_ids))
+        with bounded_arrays(self.reply_limit):
+            replies = list(self.grid.pull_messages(message_ids))
         self.unanswered.difference_update(r.metadata.reply_to_message_id for r in replies)
         return replies
 
@@ -140,19 +117,19 @@ class StreamingGrid(Grid):
         waiting = iter(messages)
         under_way: deque[tuple[str | None, Message]] = deque()
         while True:
-            while self._window is None or len(under_way) < self._window:
+            while self.window is None or len(under_way) < self.window:
                 message = next(waiting, None)
                 if message is None:
                     break
                 self._check_engine()
-                self._prepare(message)
+                self.prepare(message)
                 ids = list(self.push_messages([message]))
                 under_way.append((ids[0] if ids else None, message))
             if not under_way:
                 return
             reply = self._receive(*under_way[0], deadline)
             _, message = under_way.popleft()
-            if not self._retry(reply):
+            if not self.retry(reply):
                 yield reply
                 continue
             # The others under way end first; their replies wait, at most a window of them.
@@ -165,7 +142,7 @@ class StreamingGrid(Grid):
 
     def _asked_again(self, message: Message, reply: Message, deadline: float | None) -> Message:
         """The reply that stands: the first one, or a second one where that is wanted."""
-        if not self._retry(reply) or (deadline is not None and time.monotonic() > deadline):
+        if not self.retry(reply) or (deadline is not None and time.monotonic() > deadline):
             return reply
         metadata = message.metadata
         again = Message(
@@ -196,7 +173,7 @@ class StreamingGrid(Grid):
                 why = self.why_silent(message_id)
                 self.give_up(message_id)
                 return failure(why, message)
-            time.sleep(self._poll)
+            time.sleep(self.poll)
 
     def why_silent(self, message_id: str) -> str:
         """Says of a message that nobody answered in time what is missing."""
@@ -207,7 +184,7 @@ class StreamingGrid(Grid):
         self.unanswered.discard(message_id)
 
     def _check_engine(self) -> None:
-        if (why := self._stopped()) is not None:
+        if (why := self.stopped()) is not None:
             raise EngineStoppedError(why)
 
 

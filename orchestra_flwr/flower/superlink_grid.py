@@ -76,7 +76,6 @@ class SuperLinkGrid(StreamingGrid):
         fetched it gets none, and the reply of one that works on it is deleted in the next round.
 
         Args:
-            messages: of a stage.
             needed: how many more good replies are; asked again when those that came were yielded.
             timeout: seconds after which nobody is waited for.
 
@@ -100,7 +99,7 @@ class SuperLinkGrid(StreamingGrid):
             good = sum(self._uploads[key].is_good for key in came)
             over = seconds > timeout
             if good < min(needed(), len(waiting)) and len(came) < len(waiting) and not over:
-                time.sleep(max(self._poll, LOOK_SECONDS * len(waiting)))
+                time.sleep(max(self.poll, LOOK_SECONDS * len(waiting)))
                 continue
             for key in [key for key in waiting if key in came]:
                 place, message = waiting.pop(key)
@@ -137,7 +136,7 @@ class SuperLinkGrid(StreamingGrid):
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
         request = PullObjectRequest(
-            node=self._superlink.node, run_id=self.run.run_id, object_id=object_id
+            node=self._superlink.node, run_id=self._superlink.run.run_id, object_id=object_id
         )
         return self._superlink._runtime_client.PullObject(request)
 
@@ -196,6 +195,8 @@ class SuperLinkGrid(StreamingGrid):
         """The SuperLink deletes the arrays of what the server says to have received."""
         self._superlink._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
-                node=self._superlink.node, run_id=self.run.run_id, message_object_id=message_id
+                node=self._superlink.node,
+                run_id=self._superlink.run.run_id,
+                message_object_id=message_id,
             )
         )

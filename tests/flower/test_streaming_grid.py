@@ -161,7 +161,7 @@ class TightGrid(ScriptedGrid):
         self.pulled.append(key)
         crowded = node in self.hungry and (beside or self.tried.count(node) == 1)
         if crowded or node in self.hopeless:
-            error = Error(code=Failure.OUT_OF_MEMORY.value, reason="OutOfMemoryError")
+            error = Error(code=Failure.OUT_OF_MEMORY.code, reason="OutOfMemoryError")
             return [Message(error, reply_to=self.sent[key])]
         return [Message(RecordDict(), reply_to=self.sent[key])]
 

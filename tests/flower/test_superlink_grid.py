@@ -148,18 +148,18 @@ def grid(superlink):
 def a_round(grid, clients, at_work, value):
     """One round of the grid: what each client does when the messages are there, and the replies."""
     replies = grid.send_and_receive(messages(*clients, value=value), timeout=0.2)
-    push = grid._grid.push_messages
+    push = grid.grid.push_messages
 
     def pushed(sent):
         ids = push(sent)
         at_work()
         return ids
 
-    grid._grid.push_messages = pushed
+    grid.grid.push_messages = pushed
     try:
         return list(replies)
     finally:
-        grid._grid.push_messages = push
+        grid.grid.push_messages = push
 
 
 def test_a_round_that_is_answered_leaves_nothing(superlink, grid):
@@ -258,7 +258,7 @@ def first(grid, clients, at_work, needed, timeout=5.0):
         return look(ids)
 
     grid._look = watched
-    grid._poll = 0.001
+    grid.poll = 0.001
     good = []
 
     def left():

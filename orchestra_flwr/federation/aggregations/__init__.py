@@ -8,14 +8,14 @@ alone: what clients contribute beside it (Orchestra's centroids) is bounded by i
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from orchestra_flwr.config import Config, Plugin
-
-BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
+from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.vector_blocks import blocks_of
 
 
 class TooFewResultsError(ValueError):
@@ -138,22 +138,26 @@ def by_blocks(
         combine: makes (m,) of (n, m) float64.
     """
     result = np.empty(states[0].shape, np.float32)
-    for start in range(0, len(result), BLOCK):
-        block = slice(start, start + BLOCK)
-        result[block] = combine(np.stack([state[block] for state in states]).astype(np.float64))
+    for block, values in stacked_blocks(states):
+        result[block] = combine(values)
     return result
+
+
+def stacked_blocks(states: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+    """The place of each block, and (n, m) float64 that n states have there."""
+    for block in blocks_of([slice(0, len(states[0]))]):
+        yield block, np.stack([state[block] for state in states]).astype(np.float64)
 
 
 def held_memory(config: Config, size: int, clients: int) -> str | None:
     """A line about the memory that the aggregation needs; None: no more than a model's.
 
     Args:
-        config: of the run.
         size: number of values in a state.
         clients: how many there are.
 
     Raises:
-        MemoryError: this machine has less; the text names the keys.
+        FederationError: this machine has less; the text names the keys.
     """
     if not config.aggregation.plugin.holds_results:
         return None
@@ -165,7 +169,7 @@ def held_memory(config: Config, size: int, clients: int) -> str | None:
         f"{needed / 1e9:,.2f} GB"
     )
     if needed > memory:
-        raise MemoryError(
+        raise FederationError(
             f"{line}, and this machine has {memory / 1e9:,.1f} GB: lower "
             "federation.participation, or use aggregation=mean"
         )

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.federation.aggregations import BLOCK, RobustAggregation, by_blocks
+from orchestra_flwr.federation.aggregations import RobustAggregation, by_blocks, stacked_blocks
 
 TOLERANCE = 1e-6  # of the objective, from one step to the next
 
@@ -47,8 +47,6 @@ def _weighted(states: Sequence[np.ndarray], shares: np.ndarray) -> np.ndarray:
 def _distances(states: Sequence[np.ndarray], center: np.ndarray) -> np.ndarray:
     """(n,) Euclidean distances of states to a center."""
     squares = np.zeros(len(states))
-    for start in range(0, len(center), BLOCK):
-        block = slice(start, start + BLOCK)
-        apart = np.stack([state[block] for state in states]).astype(np.float64) - center[block]
-        squares += np.square(apart).sum(axis=1)
+    for block, values in stacked_blocks(states):
+        squares += np.square(values - center[block]).sum(axis=1)
     return np.sqrt(squares)

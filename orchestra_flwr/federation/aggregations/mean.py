@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.federation.aggregations import BLOCK, Aggregation
+from orchestra_flwr.federation.aggregations import Aggregation
+from orchestra_flwr.federation.vector_blocks import BLOCK
 from orchestra_flwr.flower.arrays import as_tensor
 
 

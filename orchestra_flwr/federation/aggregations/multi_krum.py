@@ -7,10 +7,10 @@ from pydantic import Field
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.federation.aggregations import (
-    BLOCK,
     RobustAggregation,
     TooFewResultsError,
     by_blocks,
+    stacked_blocks,
 )
 
 
@@ -35,10 +35,8 @@ class MultiKrum(RobustAggregation):
         """Refuses cohorts in which so many attackers could be a majority among neighbours."""
         super().check(config)
         attackers = config.aggregation.settings.attackers
-        needed, cohort = (
-            needed_results(attackers),
-            config.federation.cohort_size(config.federation.clients),
-        )
+        needed = needed_results(attackers)
+        cohort = config.federation.cohort_size(config.federation.clients)
         if cohort < needed:
             raise ValueError(
                 f"aggregation.attackers={attackers}: needs {needed} clients in a round, "
@@ -74,10 +72,9 @@ def squared_distances(states: Sequence[np.ndarray]) -> np.ndarray:
     States are taken relative to the first, so that what all share takes no digits.
     """
     products = np.zeros((len(states), len(states)))
-    for start in range(0, len(states[0]), BLOCK):
-        block = np.stack([state[start : start + BLOCK] for state in states]).astype(np.float64)
-        block -= block[0].copy()
-        products += block @ block.T
+    for _, values in stacked_blocks(states):
+        relative = values - values[0]
+        products += relative @ relative.T
     squares = np.diag(products)
     distances: np.ndarray = np.maximum(squares[:, None] + squares - 2 * products, 0)
     return distances

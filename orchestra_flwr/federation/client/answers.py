@@ -25,7 +25,7 @@ def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Messag
     except Exception as error:
         short = isinstance(error, torch.OutOfMemoryError | MemoryError)
         failure = Failure.OUT_OF_MEMORY if short else Failure.FAILED
-        return Message(Error(failure.value, describe(error)), reply_to=message)
+        return Message(Error(failure.code, describe(error)), reply_to=message)
 
 
 def ran_out_of_memory(reply: Message) -> bool:
@@ -33,14 +33,13 @@ def ran_out_of_memory(reply: Message) -> bool:
     if not reply.has_error():
         return False
     killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
-    return killed or reply.error.code == Failure.OUT_OF_MEMORY.value
+    return killed or reply.error.code == Failure.OUT_OF_MEMORY.code
 
 
 def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """One round of one client: the content of a message down to that of its reply.
 
     Args:
-        client: made for the task's configuration.
         content: arrays and task, as :class:`OrchestraStrategy` sends them. It loses its arrays,
             which are as large as the model: no copy shall wait until the training is over.
 

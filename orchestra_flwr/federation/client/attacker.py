@@ -1,31 +1,21 @@
 """A client of a simulation that attacks."""
 
-from typing import Any
-
 import numpy as np
-from torch import Tensor
 
-from orchestra_flwr.config import Config
 from orchestra_flwr.federation.attacks import Attack
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.seeding import ClientSeed
 
 
 class Attacker(OrchestraClient):
-    """Trains on what its attack makes of its images, and sends what that makes of the result.
-
-    Args:
-        config: of the run.
-        name: which client this is.
-        images: (n, C, H, W) uint8.
-        arguments: as for :class:`OrchestraClient`.
-    """
+    """Trains on what its attack makes of its images, and sends what that makes of the result."""
 
     needs_received_state = True
 
-    def __init__(self, config: Config, name: str, images: Tensor, *args: Any, **named: Any) -> None:
-        self._attack: Attack = config.attack.build()
-        super().__init__(config, name, self._attack.poisoned(images), *args, **named)
+    def __post_init__(self) -> None:
+        self._attack: Attack = self.config.attack.build()
+        self.images = self._attack.poisoned(self.images)
+        super().__post_init__()
 
     def state_to_send(
         self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed

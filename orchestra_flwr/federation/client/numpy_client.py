@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
-from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
+from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP, with_prefix
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
@@ -39,44 +39,21 @@ EXCHANGE, OPTIMIZER = "exchange.", "optimizer."
 
 @dataclass
 class _RoundState:
-    """What the client knows of the round that it is in.
+    """What the client knows of the round that it is in."""
 
-    Attributes:
-        seed: the client's randomness in this round.
-        arrays: of each model that was received, by the names in `Schemas.down`.
-        model: the one that is trained.
-        contribute: whether the method may make something for the server.
-        index: the client's number in the run; None: not known.
-        population: how many clients have numbers so far; None: not known.
-        metrics: what is measured.
-    """
-
-    seed: ClientSeed
+    seed: ClientSeed  # the client's randomness in this round
+    # Of each model that was received, by the names in `Schemas.down`
     arrays: dict[str, dict[str, np.ndarray]]
-    model: str
-    contribute: bool
-    index: int | None
-    population: int | None
-    metrics: dict[str, Any] = field(default_factory=dict)
+    model: str  # the one that is trained
+    contribute: bool  # whether the method may make something for the server
+    index: int | None  # the client's number in the run; None: not known
+    population: int | None  # how many clients have numbers so far; None: not known
+    metrics: dict[str, Any] = field(default_factory=dict)  # what is measured
 
 
+@dataclass(eq=False)
 class OrchestraClient(NumPyClient):
     """One client's local work on its own images; works with and without Flower's runtime.
-
-    Args:
-        config: the run's configuration.
-        name: which client this is; its randomness follows from it.
-        images: (n, C, H, W) uint8 on the device to train on.
-        labels: (n,) int64 beside them, for methods that learn from labels; those that
-            `labels.fraction` hides are dropped here, before anything sees them.
-        state_folder: where its state is kept from round to round, for runs in which clients do.
-        own_classes: what its own model is evaluated on; simulations alone have it.
-        personal: (n,) classes of its images, to evaluate a head of its own on
-            (`evaluation.personal_labels`), UNLABELLED where there is none; None: the accuracy is
-            not to leave the client.
-        frozen_store: where what nobody trains is, or is kept once it has come.
-        secret_noise: whether the noise of private releases is drawn afresh from the system, as it
-            must be wherever somebody else knows the run's seed; otherwise it follows from the seed.
 
     Raises:
         ValueError: there are fewer different images than `federation.min_images`.
@@ -84,32 +61,32 @@ class OrchestraClient(NumPyClient):
 
     needs_received_state: ClassVar[bool] = False  # by state_to_send
 
-    def __init__(
-        self,
-        config: Config,
-        name: str,
-        images: Tensor,
-        labels: Tensor | None = None,
-        *,
-        state_folder: ClientStateFolder | None = None,
-        own_classes: OwnClasses | None = None,
-        personal: Tensor | None = None,
-        frozen_store: FrozenStore | None = None,
-        secret_noise: bool = False,
-    ) -> None:
-        least = config.federation.min_images
+    config: Config
+    name: str  # which client this is; its randomness follows from it
+    images: Tensor  # (n, C, H, W) uint8 on the device to train on
+    # (n,) int64 beside them, for methods that learn from labels; those that `labels.fraction` hides
+    # are dropped here, before anything sees them.
+    labels: Tensor | None = None
+    _: KW_ONLY
+    state_folder: ClientStateFolder | None = None  # for runs in which clients keep state
+    own_classes: OwnClasses | None = None  # what simulations evaluate its own model on
+    # (n,) classes of its images, to evaluate a head of its own on (`evaluation.personal_labels`),
+    # UNLABELLED where there is none; None: the accuracy is not to leave the client.
+    personal: Tensor | None = None
+    frozen_store: FrozenStore | None = None  # with what nobody trains, which is kept there
+    # Whether the noise of private releases is drawn afresh from the system, as it must be wherever
+    # somebody else knows the run's seed; otherwise it follows from the seed.
+    secret_noise: bool = False
+
+    def __post_init__(self) -> None:
+        config, images, least = self.config, self.images, self.config.federation.min_images
         if (count := count_distinct(images, least)) < least:
             raise ValueError(
-                f"client {name} has {count} different images, federation.min_images={least}"
+                f"client {self.name} has {count} different images, federation.min_images={least}"
             )
-        self.config = config
-        self.name = name
-        self.images = images
-        self.labels = None if labels is None else shown_labels(config, labels, name)
-        self.state_folder = state_folder
-        self.scoring = Scoring(config, name, images, own_classes, personal)
-        self.frozen_store = frozen_store
-        self.secret_noise = secret_noise
+        if self.labels is not None:
+            self.labels = shown_labels(config, self.labels, self.name)
+        self.scoring = Scoring(config, self.name, images, self.own_classes, self.personal)
         self.learner = build_learner(config, images.shape[1]).to(images.device)
         self._local_state_changed = False  # since the learner was built
         self._frozen = ""  # the digest of what nobody trains, where it is in the learner
@@ -126,7 +103,6 @@ class OrchestraClient(NumPyClient):
         """Puts what nobody trains into the learner, unless it is there.
 
         Args:
-            digest: of it.
             values: (size,) float32, where they came with the message; they are kept then.
 
         Raises:
@@ -244,7 +220,8 @@ class OrchestraClient(NumPyClient):
             for model, part in zip(models, parts, strict=True)
         }
         unpack_state(arrays[models[0]], self.learner, self.schemas)
-        if len(models) == 1 and not (config["train"] and self._needs_received):
+        needed = config["train"] and (self._compares or self.learner.needs_received)
+        if len(models) == 1 and not needed:
             arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
         round_, stage = int(config["round"]), int(config.get("stage", 0))
         return _RoundState(
@@ -291,7 +268,7 @@ class OrchestraClient(NumPyClient):
             labels=self.labels,
             contribute=work.contribute,
             received=received,
-            optimizer_state=_with_prefix(saved.tensors, OPTIMIZER) or None if saved else None,
+            optimizer_state=with_prefix(saved.tensors, OPTIMIZER) or None if saved else None,
         )
         if folder is not None:
             state = self._state_to_keep(merging, result.optimizer_state)
@@ -310,7 +287,7 @@ class OrchestraClient(NumPyClient):
                 tensor.copy_(local[name])  # a loss may have moved the client's own target
             return self._received(work, self.learner.needs_received, model)
 
-        remembered = _with_prefix(saved.tensors, EXCHANGE) if saved else {}
+        remembered = with_prefix(saved.tensors, EXCHANGE) if saved else {}
         names, seed = list(work.arrays), work.seed
         offer = Offer(
             names, load, self.learner, self.images, self.labels, remembered, self.config, seed
@@ -365,11 +342,6 @@ class OrchestraClient(NumPyClient):
         return f"exchange={self.config.exchange.name}"
 
     @property
-    def _needs_received(self) -> bool:
-        """Whether what is trained or sent depends on what was received."""
-        return self._compares or self.learner.needs_received
-
-    @property
     def _compares(self) -> bool:
         """Whether what is sent is made of the trained and the received state."""
         clipped = self.config.privacy.clip is not None
@@ -388,7 +360,3 @@ class OrchestraClient(NumPyClient):
             return [state]  # as it is: federation/client/secure_answers.py masks it
         arrays = self.schemas.pack_trained(state, before, work.seed.generator("wire"))
         return [arrays[name] for name in self.returns]
-
-
-def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -39,7 +39,6 @@ class Scoring:
         images; the negated score of section 5 is the loss.
 
         Args:
-            learner: with the model.
             round_: from which the augmentations follow.
 
         Raises:

@@ -29,23 +29,14 @@ from orchestra_flwr.seeding import ClientSeed
 
 @dataclass
 class SecureAnswers:
-    """One client's answers in the sums of its runs; it is in one sum at a time.
+    """One client's answers in the sums of its runs; it is in one sum at a time."""
 
-    Attributes:
-        name: of the client.
-        least: clients that a sum must have.
-        sign: as for :class:`SumClient`.
-        verify: as for :class:`SumClient`.
-        confirmations: of all its sums.
-        current: the sum that it is in.
-    """
-
-    name: str
-    least: int = 0
-    sign: Sign | None = None
-    verify: Verify | None = None
-    confirmations: Confirmations = field(default_factory=Confirmations)
-    current: SumClient | None = None
+    name: str  # of the client
+    least: int = 0  # clients that a sum must have
+    sign: Sign | None = None  # as for :class:`SumClient`
+    verify: Verify | None = None  # as for :class:`SumClient`
+    confirmations: Confirmations = field(default_factory=Confirmations)  # of all its sums
+    current: SumClient | None = None  # the sum that it is in
 
     def answer(self, content: RecordDict, client: Callable[[], OrchestraClient]) -> RecordDict:
         """The reply to a task of one of the stages.

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from orchestra_flwr.config import KEPT_ROUNDS
@@ -83,11 +82,9 @@ class ClientStateFolder:
 
     def _saved(self) -> list[tuple[int, int]]:
         """Round and stage of every file."""
-        names = (re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem) for path in self._paths())
+        paths = self._folder.glob(f"*{SUFFIX}")
+        names = (re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem) for path in paths)
         return [(int(name[1]), int(name[2] or 0)) for name in names if name]
-
-    def _paths(self) -> Iterator[Path]:
-        return self._folder.glob(f"*{SUFFIX}")
 
     def _path(self, when: tuple[int, int]) -> Path:
         round_, stage = when

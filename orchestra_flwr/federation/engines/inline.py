@@ -3,40 +3,36 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from pydantic import Field
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.flower.process_identity import identify_process
+from orchestra_flwr.flower.streaming_grid import OneRunGrid
 from orchestra_flwr.training import client_threads, resolve_device, torch_threads
 
 
-class InlineGrid(Grid):
+@dataclass
+class InlineGrid(OneRunGrid):
     """A grid with one node, which runs a ClientApp right here when its reply is due.
 
     For debugging (a breakpoint in a client just works), notebooks, quick tests and one GPU.
-
-    Args:
-        app: what answers.
-        threads: that answer side by side; None: this one answers, one message after another.
-        count: how many threads.
     """
 
-    NODE = 1
+    NODE: ClassVar[int] = 1
 
-    def __init__(
-        self, app: ClientApp, threads: ThreadPoolExecutor | None = None, count: int = 1
-    ) -> None:
+    app: ClientApp  # answers
+    threads: ThreadPoolExecutor | None = None  # side by side; None: here, one after another
+    count: int = 1  # of the threads
+
+    def __post_init__(self) -> None:
         identify_process()
-        self._app = app
-        self._threads = threads
-        self._count = count
         self._context = Context(
             run_id=0, node_id=self.NODE, node_config={}, state=RecordDict(), run_config={}
         )
@@ -49,36 +45,18 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yields one reply a message, in order; nothing runs before it is asked for."""
-        if self._threads is None:
-            yield from (self._app(message, self._context) for message in messages)
+        if self.threads is None:
+            yield from (self.app(message, self._context) for message in messages)
             return
         begun: deque[Future[Message]] = deque()
         for message in messages:
-            begun.append(self._threads.submit(self._app, message, self._context))
-            if len(begun) == 2 * self._count:  # the oldest may take long: others have work
+            begun.append(self.threads.submit(self.app, message, self._context))
+            if len(begun) == 2 * self.count:  # the oldest may take long: others have work
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
 
-    def set_run(self, run: object) -> None:
-        """There is just one run."""
-
-    @property
-    def run(self) -> NoReturn:
-        """Not kept by this grid."""
-        raise NotImplementedError("the inline engine keeps no run")
-
-    def create_message(self, *args: object, **kwargs: object) -> NoReturn:
-        """Deprecated in Flower: use the Message constructor."""
-        raise NotImplementedError("use flwr.app.Message")
-
-    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        """Not needed where replies are at once."""
-        raise NotImplementedError("the inline engine answers in send_and_receive only")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        """Not needed where replies are at once."""
-        raise NotImplementedError("the inline engine answers in send_and_receive only")
+    push_messages = pull_messages = OneRunGrid._refuse  # replies are at once
 
 
 class InlineSettings(Section):

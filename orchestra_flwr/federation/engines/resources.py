@@ -42,7 +42,6 @@ def worker_count(nodes: Iterable[Node], threads: int, share: float) -> int:
     """Clients that are trained at the same time, counted as Flower's engine does.
 
     Args:
-        nodes: the machines.
         threads: cores that a client takes.
         share: fraction of a GPU that a client takes; 0: none.
     """

@@ -17,6 +17,7 @@ from pydantic import Field
 from orchestra_flwr.config import Config, ConfigError, OptionalPathText, Section
 from orchestra_flwr.federation.exchanges.asynchronous import Arrivals, Asynchronous, Work
 from orchestra_flwr.federation.exchanges.base import Exchange, Stage
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.seeding import numpy_generator
 
 FIRST = -1  # the version of round 0, which trains nothing
@@ -168,8 +169,7 @@ class Buffered(Asynchronous, Exchange):
 
     def sent(self, version: int) -> dict[str, np.ndarray]:
         """Shares memory with what is kept."""
-        prefix = f"{version}/"
-        return {n.removeprefix(prefix): a for n, a in self._sent.items() if n.startswith(prefix)}
+        return with_prefix(self._sent, f"{version}/")
 
     def metrics(self) -> dict[str, Any]:
         """The arrivals of the round, by which `exchange.replay` repeats it."""

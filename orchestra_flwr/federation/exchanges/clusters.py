@@ -66,7 +66,7 @@ class Clusters(Exchange):
         self._width = UPDATES // CLIENTS  # of a sketch; shorter updates are kept as they are
         self._assigned: dict[str, int] = {}
         self._trained: set[str] = set()  # clients that keep a model; once grouped, a cluster's
-        self._local_state_changed = 0
+        self._moved = 0  # clients that changed their cluster in this round
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
@@ -118,7 +118,7 @@ class Clusters(Exchange):
 
     def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
         """One stage: of the first model while clients are not grouped, then of all models."""
-        self._local_state_changed = 0
+        self._moved = 0
         first, *others = self._names
         alone = tuple(Task(client, (first,)) for client in cohort)
         if round_ == 0:
@@ -183,7 +183,7 @@ class Clusters(Exchange):
             return
         number = self._names.index(result.model)
         before = self._assigned.get(result.client, number)
-        self._local_state_changed += before != number
+        self._moved += before != number
         self._assigned[result.client] = number
 
     def evaluated(self) -> Mapping[str, float]:
@@ -206,7 +206,7 @@ class Clusters(Exchange):
             name: _ordered(client for client, own in self._assigned.items() if own == number)
             for number, name in enumerate(self._names)
         }
-        return {"moved": self._local_state_changed, "members": members}
+        return {"moved": self._moved, "members": members}
 
     def state(self) -> dict[str, Any]:
         """What the next round's tasks follow from."""

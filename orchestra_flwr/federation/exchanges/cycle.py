@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_flwr.federation.topologies import Gossip
-from orchestra_flwr.federation.topologies.graphs import cycle_graph
+from orchestra_flwr.federation.gossip import Gossip, edges_to_graph
 
 
 class Cycle(Gossip):
@@ -13,5 +12,6 @@ class Cycle(Gossip):
 
     @classmethod
     def graph(cls, settings: Any, count: int) -> np.ndarray:
-        """As :meth:`Gossip.graph`."""
-        return cycle_graph(count)
+        """Node i beside i + 1 and i - 1."""
+        nodes = np.arange(count)
+        return edges_to_graph(count, nodes, (nodes + 1) % count)

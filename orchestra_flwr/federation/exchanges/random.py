@@ -3,8 +3,10 @@
 import numpy as np
 from pydantic import Field
 
-from orchestra_flwr.federation.topologies import Gossip, GossipSettings
-from orchestra_flwr.federation.topologies.graphs import random_graph
+from orchestra_flwr.federation.gossip import Gossip, GossipSettings, edges_to_graph
+from orchestra_flwr.seeding import numpy_generator
+
+DRAWS = 1000  # of a graph, until one is connected
 
 
 class RandomSettings(GossipSettings):
@@ -21,8 +23,23 @@ class Random(Gossip):
 
     @classmethod
     def graph(cls, settings: RandomSettings, count: int) -> np.ndarray:
-        """As :meth:`Gossip.graph`."""
-        try:
-            return random_graph(count, settings.edge, settings.seed)
-        except ValueError as error:
-            raise ValueError(f"exchange.edge={settings.edge:g}: {error}; must be larger") from None
+        """Drawn anew until it is connected."""
+        generator = numpy_generator(settings.seed, "graph")
+        ones, others = np.triu_indices(count, 1)
+        for _ in range(DRAWS):
+            drawn = generator.random(len(ones)) < settings.edge
+            graph = edges_to_graph(count, ones[drawn], others[drawn])
+            if is_connected(graph):
+                return graph
+        raise ValueError(
+            f"exchange.edge={settings.edge:g}: none of {DRAWS} random graphs of {count} nodes is "
+            "connected; must be larger"
+        )
+
+
+def is_connected(graph: np.ndarray) -> bool:
+    """Whether every node can be reached from the first."""
+    reached = np.eye(len(graph), dtype=bool)[0]
+    for _ in graph:
+        reached = reached | graph[reached].any(0)
+    return bool(reached.all())

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_flwr.federation.topologies import Gossip
-from orchestra_flwr.federation.topologies.graphs import tree_graph
+from orchestra_flwr.federation.gossip import Gossip, edges_to_graph
 
 
 class Tree(Gossip):
@@ -13,5 +12,6 @@ class Tree(Gossip):
 
     @classmethod
     def graph(cls, settings: Any, count: int) -> np.ndarray:
-        """As :meth:`Gossip.graph`."""
-        return tree_graph(count)
+        """Numbered as a heap."""
+        nodes = np.arange(1, count)
+        return edges_to_graph(count, nodes, (nodes - 1) // 2)

@@ -10,7 +10,7 @@ scale a block: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,16 +40,24 @@ Form = dict[str, tuple[np.dtype, int]]  # name of an array to its type and numbe
 Entries = Sequence[tuple[str, tuple[int, ...]]]  # names and shapes of tensors
 
 
-class Codec(Protocol):
-    """Turns a flat float32 array into the arrays that travel for it, and back."""
+class Codec:
+    """Turns a flat float32 array into the arrays that travel for it, here itself, and back.
+
+    Args:
+        size: of the flat array.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
 
     def form(self, name: str) -> Form:
         """What :meth:`encode` returns for `name`."""
+        return {name: (np.dtype(np.float32), self._size)}
 
     def encode(
         self, name: str, flat: np.ndarray, generator: torch.Generator | None = None
     ) -> dict[str, np.ndarray]:
-        """The arrays that travel.
+        """The arrays that travel; here without a copy or a check.
 
         Args:
             name: what their names begin with.
@@ -59,6 +67,7 @@ class Codec(Protocol):
         Raises:
             ValueError: values that are not finite, where they cannot be encoded.
         """
+        return {name: flat}
 
     def decode(self, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """(size,) float32 from the arrays that :meth:`encode` made for `name`.
@@ -66,26 +75,6 @@ class Codec(Protocol):
         Raises:
             ValueError: an array is missing, or has another type or size.
         """
-
-
-class PlainCodec:
-    """The values themselves, without a copy."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def form(self, name: str) -> Form:
-        """One float32 array of that name."""
-        return {name: (np.dtype(np.float32), self._size)}
-
-    def encode(
-        self, name: str, flat: np.ndarray, generator: torch.Generator | None = None
-    ) -> dict[str, np.ndarray]:
-        """As :meth:`Codec.encode`; nothing is rounded or checked."""
-        return {name: flat}
-
-    def decode(self, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """As :meth:`Codec.decode`."""
         return _fitting(arrays, self.form(name))[name]
 
 
@@ -126,7 +115,7 @@ class _Span:
         return array[start : start + self.blocks * width].view(self.blocks, width)
 
 
-class BlockCodec:
+class BlockCodec(Codec):
     """Codes and scales: 4, 8 or 16 bits for matrices and kernels, `float16` for vectors.
 
     Variances travel as they are. One that falls from 1 to 1e-4 in a round would be lost, or become
@@ -150,10 +139,10 @@ class BlockCodec:
         matrices: Literal["float16", "int8", "int4"],
         block: int | None = None,
     ) -> None:
+        super().__init__(0)
         self._block = block
         self._counts = dict.fromkeys(DTYPES, 0)
         self._spans: list[_Span] = []
-        self._size = 0
         for name, shape in entries:
             count, vectors = math.prod(shape), "float32" if is_variance(name) else "float16"
             small = matrices == "int4" and count <= SMALL

@@ -17,19 +17,22 @@ MAX_ERROR_TEXT = 1000  # characters of a text from elsewhere
 
 
 class Failure(Enum):
-    """Why a client did not do what it was asked for; the value is the code of Flower's error."""
+    """Why a client did not do what it was asked for: code of Flower's error, and what is shown."""
 
-    FAILED = 101
-    OUT_OF_MEMORY = 102
-    DATA_UNREADABLE = 103
-    DATA_UNSUITABLE = 104
-    TOO_FEW_IMAGES = 105
-    OTHER_VERSION = 106
-    PLUGINS_REFUSED = 107
-    SETTINGS_REFUSED = 108
-    PRIVACY_REFUSED = 109
-    PRIVACY_BUDGET_SPENT = 110
-    OTHER_APP = 111
+    FAILED = 101, "an error that it did not expect"
+    OUT_OF_MEMORY = 102, "its memory was not enough"
+    DATA_UNREADABLE = 103, "its images cannot be read"
+    DATA_UNSUITABLE = 104, "its images do not have the labels that the method learns from"
+    TOO_FEW_IMAGES = 105, "it has fewer images than federation.min_images"
+    OTHER_VERSION = 106, "install the same version of orchestra_flwr and of plug-ins on both"
+    PLUGINS_REFUSED = 107, "it does not allow the run's plugins"
+    SETTINGS_REFUSED = 108, "the run's configuration does not fit it"
+    PRIVACY_REFUSED = 109, "the run's releases exceed what it allows"
+    PRIVACY_BUDGET_SPENT = 110, "its own privacy.total_epsilon is spent"
+    OTHER_APP = 111, "it runs no other app than that of its own installation"
+
+    def __init__(self, code: int, meaning: str) -> None:
+        self.code, self.meaning = code, meaning
 
     @property
     def word(self) -> str:
@@ -39,12 +42,12 @@ class Failure(Enum):
     @property
     def line(self) -> str:
         """What the server shows."""
-        return f"{self.word} ({_MEANINGS[self]}); details are on the client's terminal"
+        return f"{self.word} ({self.meaning}); details are on the client's terminal"
 
     @classmethod
     def of(cls, code: int) -> Failure | None:
         """The failure with this code; None: the error is one of Flower's own."""
-        return cls(code) if any(code == each.value for each in cls) else None
+        return next((each for each in cls if each.code == code), None)
 
     @classmethod
     def named(cls, word: str) -> Failure:
@@ -52,24 +55,9 @@ class Failure(Enum):
         return next((each for each in cls if each.word == word), cls.FAILED)
 
 
-_MEANINGS = {
-    Failure.FAILED: "an error that it did not expect",
-    Failure.OUT_OF_MEMORY: "its memory was not enough",
-    Failure.DATA_UNREADABLE: "its images cannot be read",
-    Failure.DATA_UNSUITABLE: "its images do not have the labels that the method learns from",
-    Failure.TOO_FEW_IMAGES: "it has fewer images than federation.min_images",
-    Failure.OTHER_VERSION: "install the same version of orchestra_flwr and of plug-ins on both",
-    Failure.PLUGINS_REFUSED: "it does not allow the run's plugins",
-    Failure.SETTINGS_REFUSED: "the run's configuration does not fit it",
-    Failure.PRIVACY_REFUSED: "the run's releases exceed what it allows",
-    Failure.PRIVACY_BUDGET_SPENT: "its own privacy.total_epsilon is spent",
-    Failure.OTHER_APP: "it runs no other app than that of its own installation",
-}
-
-
 def to_error(failure: Failure) -> Error:
     """The error that a client of a deployment sends: no text but the failure's word."""
-    return Error(failure.value, failure.word)
+    return Error(failure.code, failure.word)
 
 
 def describe_error(error: Error) -> str:

@@ -1,5 +1,10 @@
 """The names of what stands in messages."""
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 ARRAYS = "arrays"  # the ArrayRecord of a message, both ways
 CONFIG = "config"  # the ConfigRecord of a message, both ways
 METRICS = "metrics"  # the MetricRecord of a reply
@@ -22,3 +27,8 @@ WANTED, STORED, TOO_LARGE = "wanted", "stored", "too_large"
 # Of secure aggregation, in tasks and replies: which of its stages, what it says (JSON), and, of
 # simulated clients alone, what a client remembers until the next one.
 SECURE_STAGE, SECURE_TEXT, SECURE_STATE = "secure_stage", "secure_text", "secure_state"
+
+
+def with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The values whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}

@@ -76,19 +76,13 @@ def _checked(file: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FrozenWeights:
-    """Those of a run, at the server.
+    """Those of a run, at the server."""
 
-    Attributes:
-        values: (size,) float32.
-        digest: of the values.
-        folder: where clients find them that share the server's disk; None: clients are sent them.
-        holders: names of the clients that have them.
-    """
-
-    values: np.ndarray
-    digest: str
+    values: np.ndarray  # (size,) float32
+    digest: str  # of the values
+    # Where clients find them that share the server's disk; None: clients are sent them
     folder: Path | None
-    holders: set[str] = field(default_factory=set)
+    holders: set[str] = field(default_factory=set)  # names of the clients that have them
 
     @property
     def entries(self) -> dict[str, str]:

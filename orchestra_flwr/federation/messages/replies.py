@@ -47,21 +47,13 @@ class BadReplyError(ValueError):
 
 @dataclass(frozen=True)
 class Reply:
-    """A checked reply.
+    """A checked reply."""
 
-    Attributes:
-        shared: (size,) float32 shared state; None where nothing was trained.
-        contributions: name to (rows, width) float32.
-        examples: images that the client trained on, at least 1; no more than it joined with.
-        metrics: all numbers that the client reported.
-        model: which of the models that it was sent it trained.
-    """
-
-    shared: np.ndarray | None
-    contributions: dict[str, np.ndarray]
-    examples: int
-    metrics: dict[str, float]
-    model: str
+    shared: np.ndarray | None  # (size,) float32 shared state; None where nothing was trained
+    contributions: dict[str, np.ndarray]  # name to (rows, width) float32
+    examples: int  # images that the client trained on, at least 1; no more than it joined with
+    metrics: dict[str, float]  # all numbers that the client reported
+    model: str  # which of the models that it was sent it trained
 
 
 def check_reply(
@@ -77,11 +69,9 @@ def check_reply(
     """Turns a client's message into a :class:`Reply`.
 
     Args:
-        message: as received.
         schemas: what shared state must look like, and how it is encoded.
         release: what clients contribute beside it. How many images a row stands for is what the
             client says: nobody else can know, and one that lies exposes its own images.
-        models: names of the models that it was sent.
         trained: whether shared state is expected.
         images: that the client joined with; None: that is not known.
         received: (size,) state of a model as the client received it, if clients send updates.
@@ -118,12 +108,7 @@ def check_reply(
 
 
 def reply_limit(config: Config, schemas: Schemas) -> int:
-    """Bytes that an honest reply cannot exceed: all arrays in float32, and what surrounds them.
-
-    Args:
-        config: of the run.
-        schemas: its.
-    """
+    """Bytes that an honest reply cannot exceed: all arrays in float32, and what surrounds them."""
     release = release_of(config)
     rows = sum(most * width for most, width in release.rows.values()) if release else 0
     return 4 * (schemas.shared.size + rows) * 2 + SLACK
@@ -147,11 +132,6 @@ def checked_contributions(
 ) -> dict[str, np.ndarray]:
     """What a client contributes beside its state, by name.
 
-    Args:
-        record: of its reply.
-        release: what that may be.
-        images: of the client.
-
     Raises:
         BadReplyError: an array of another shape or size, not finite, or with too long rows.
     """
@@ -174,12 +154,7 @@ def checked_contributions(
 
 
 def score_ranges(config: Config, method: Method) -> dict[str, tuple[float, float]]:
-    """By the name of each score that a run asks its clients for the least and the most it can be.
-
-    Args:
-        config: of the run.
-        method: the run's.
-    """
+    """The least and the most that each score can be that a run asks its clients for, by name."""
     ranges: dict[str, tuple[float, float]] = {}
     kept, *_ = ordered_backbones(method, config.evaluation.backbone).values()
     if config.evaluation.unsupervised:
@@ -204,8 +179,6 @@ def check_scores(
     """Turns a client's answer to an evaluation into its number of images and its scores.
 
     Args:
-        message: as received.
-        schemas: of the run.
         ranges: as :func:`score_ranges` gives them.
         optional: names of scores that the client may keep to itself.
         images: that the client joined with; None: that is not known.
@@ -280,9 +253,6 @@ def checked_array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) ->
     """One array of a reply.
 
     Args:
-        record: with it.
-        name: of it.
-        dtype: that it must have.
         size: values that it may have at most.
 
     Raises:

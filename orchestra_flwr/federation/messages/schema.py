@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config, Wire
-from orchestra_flwr.federation.messages.codec import BlockCodec, Codec, PlainCodec
+from orchestra_flwr.federation.messages.codec import BlockCodec, Codec
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.flower.arrays import as_tensor
 from orchestra_flwr.methods import Role
@@ -113,20 +113,13 @@ class Schema:
 
 @dataclass(frozen=True)
 class Schemas:
-    """The schemas of everything that travels, and how shared state is encoded.
+    """The schemas of everything that travels, and how shared state is encoded."""
 
-    Attributes:
-        shared: what is trained and averaged.
-        server: what the server makes.
-        wire: bits of the shared state's values.
-        plugins: the fingerprint of the users' packages that take part.
-        frozen: what nobody trains, which has a way of its own (:mod:`.frozen_weights`).
-    """
-
-    shared: Schema
-    server: Schema
-    wire: Wire = "float32"
-    plugins: str = ""
+    shared: Schema  # what is trained and averaged
+    server: Schema  # what the server makes
+    wire: Wire = "float32"  # bits of the shared state's values
+    plugins: str = ""  # the fingerprint of the users' packages that take part
+    # What nobody trains, which has a way of its own (:mod:`.frozen_weights`)
     frozen: Schema = Schema(())
 
     @classmethod
@@ -148,7 +141,7 @@ class Schemas:
     def codec(self) -> Codec:
         """How shared state, and what clients send of it, is encoded."""
         if self.wire == "float32":
-            return PlainCodec(self.shared.size)
+            return Codec(self.shared.size)
         return BlockCodec(self.shared.entries, self.wire)
 
     @cached_property
@@ -231,8 +224,6 @@ def pack_state(
     """The arrays of a message down that carries the learner's state.
 
     Args:
-        learner: with the state.
-        schemas: of the learner.
         residual: (size,) what rounding took from the shared state before, and is added now.
     """
     arrays: dict[str, np.ndarray] = {}
@@ -247,18 +238,11 @@ def pack_state(
 
 
 def unpack_state(arrays: Mapping[str, np.ndarray], learner: Learner, schemas: Schemas) -> None:
-    """Copies the arrays of a message down into a learner.
-
-    Raises:
-        ValueError: an array is missing or has another size.
-    """
-    if schemas.shared.size:
-        shared = schemas.codec.decode(Role.SHARED.value, arrays)
-        schemas.shared.unpack(shared, learner.state(Role.SHARED))
-    if schemas.server.size:
-        if Role.SERVER.value not in arrays:
-            raise ValueError(f"the message holds no {Role.SERVER.value} state")
-        schemas.server.unpack(arrays[Role.SERVER.value], learner.state(Role.SERVER))
+    """Copies the arrays of a message down into a learner; errors as :func:`received_state`."""
+    state = {**learner.state(Role.SHARED), **learner.state(Role.SERVER)}
+    with torch.no_grad():
+        for name, values in received_state(arrays, schemas).items():
+            state[name].copy_(values)
 
 
 def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[str, Tensor]:
@@ -271,16 +255,14 @@ def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[s
     if schemas.shared.size:
         state |= schemas.shared.views(schemas.codec.decode(Role.SHARED.value, arrays))
     if schemas.server.size:
+        if Role.SERVER.value not in arrays:
+            raise ValueError(f"the message holds no {Role.SERVER.value} state")
         state |= schemas.server.views(arrays[Role.SERVER.value])
     return state
 
 
 def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of a message down with several models: `<model>/<array>`; with one, as they are.
-
-    Args:
-        arrays: of each model, by its name.
-    """
+    """The arrays of a message down for models: `<model>/<array>`; as they are for one alone."""
     if len(arrays) == 1:
         return dict(next(iter(arrays.values())))
     return {

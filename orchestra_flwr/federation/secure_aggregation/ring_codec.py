@@ -23,14 +23,12 @@ FIXED = ("weight", "images", "cut")  # the numbers before them
 UNIT, LARGEST = 2.0**-24, 2.0**26
 LEAST_RANGE = 0.05  # of a tensor that is zero, or nearly so
 WIDE = 64  # by how much the range of 32 bits is wider
-CHUNK = 1 << 18  # values that are worked at a time: they stay in a core's cache
 
 
 class RingCodec(SumCodec):
     """Each value with as many bits as the wire has, beside the numbers.
 
     Args:
-        schemas: of the run.
         uniform: whether all clients count alike, whatever weight one sends.
     """
 

@@ -49,9 +49,7 @@ class SecureStrategy(OrchestraStrategy):
         """Runs the round and updates the model.
 
         Args:
-            grid: of the clients.
             timeout: seconds of each stage of the protocol.
-            run: the run's identifier.
             verify: as for :class:`SumServer`.
 
         Raises:
@@ -121,7 +119,11 @@ class SecureStrategy(OrchestraStrategy):
         take: Callable[[str, Any], None],
     ) -> None:
         """One stage without arrays: `text` makes what a client is asked, `take` takes its reply."""
-        messages = (self._question(stage, client, text(client)) for client in clients)
+        empty = ArrayRecord()
+        messages = (
+            self._envelope(MessageType.TRAIN, each, empty, self._entries(stage, each, text(each)))
+            for each in clients
+        )
         replies = self._grid.send_and_receive(messages, timeout=self._timeout)
         for client, message in zip(clients, replies, strict=True):
             self._take_reply(client, message, lambda name, reply, _: take(name, reply))
@@ -129,14 +131,12 @@ class SecureStrategy(OrchestraStrategy):
     def _ask_for_vectors(self, clients: Sequence[str]) -> None:
         """The stage in which clients train."""
         tasks = tuple(task for task in self.stage.tasks if task.client in clients)
-        training = _Training(
-            self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number
-        )
         text = _same({"alive": clients})
-        training.entries = lambda client: self._entries("input", client, text(client))
-        messages = training.configure_train(
-            self.round.number, ArrayRecord(), ConfigRecord(), self._grid
-        )
+        training = OrchestraStrategy(
+            self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number,
+            entries=lambda client: self._entries("input", client, text(client)),
+        )  # fmt: skip
+        messages = training.configure_train(self.round.number)
         replies = self._grid.send_and_receive(
             map(self._with_basis, messages), timeout=self._timeout
         )
@@ -192,10 +192,6 @@ class SecureStrategy(OrchestraStrategy):
                 self.report.dropped.append(dropped(client, message, reason))
             else:
                 self._drop(dropped(client, message, reason))
-
-    def _question(self, stage: str, client: str, text: str) -> Message:
-        entries = self._entries(stage, client, text)
-        return self._envelope(MessageType.TRAIN, client, ArrayRecord(), entries)
 
     def _entries(self, stage: str, client: str, text: str) -> dict[str, Any]:
         self.report.bytes_down += len(text)
@@ -255,12 +251,3 @@ def _same(asked: dict[str, Any]) -> Callable[[str], str]:
     """The text of what all clients are asked alike, which is written once."""
     text = json.dumps(asked)
     return lambda client: text
-
-
-class _Training(OrchestraStrategy):
-    """The messages of a plain round, with the entries of secure aggregation."""
-
-    entries: Callable[[str], dict[str, Any]]
-
-    def _task_entries(self, task: Task) -> dict[str, Any]:
-        return {**super()._task_entries(task), **self.entries(task.client)}

@@ -11,19 +11,12 @@ from orchestra_flwr.seeding import ClientSeed
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a client sends beside its update, each times its weight; of a sum, the sums.
+    """What a client sends beside its update, each times its weight; of a sum, the sums."""
 
-    Attributes:
-        weight: what its update counts, from 0 to 1.
-        images: that it trained on.
-        cut: 1 if some of its update was out of range, else 0.
-        metrics: losses and measures, by name.
-    """
-
-    weight: float
-    images: float
-    cut: float
-    metrics: Mapping[str, float]
+    weight: float  # what its update counts, from 0 to 1
+    images: float  # that it trained on
+    cut: float  # 1 if some of its update was out of range, else 0
+    metrics: Mapping[str, float]  # losses and measures, by name
 
 
 class SumCodec(ABC):
@@ -82,10 +75,6 @@ class SumCodec(ABC):
 
         Args:
             total: the sum of what clients encoded.
-            received: as for :meth:`encode`.
-            clients: as for :meth:`encode`.
-            survivors: clients in the sum.
-            names: of the metrics.
 
         Raises:
             ValueError: numbers that no such clients can have sent.

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.models import Backbone, Encoder
@@ -64,8 +65,6 @@ class BestEncoder:
 
         Args:
             record: the round's line of `metrics.jsonl`.
-            name: of the backbone.
-            backbone: as it is after the round.
         """
         if self._is_last or (record["round"] == 0 and not self._start_counts):
             return
@@ -104,15 +103,13 @@ class BestEncoder:
         """Takes back what :meth:`position` and :meth:`tensors` returned."""
         if position:
             self.round, self.score = int(position["round"]), position["score"]
-        names = (name for name in saved if name.startswith(BEST))
-        self._tensors = {name.removeprefix(BEST): saved[name] for name in names}
+        self._tensors = with_prefix(saved, BEST)
 
     def summary(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
         """Entries of `summary.json`.
 
         Args:
             record: the line of `metrics.jsonl` of the round whose encoder is saved.
-            name: of the backbone.
         """
         if self.round is None:
             return {}

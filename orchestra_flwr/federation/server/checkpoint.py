@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config.sections import FederationConfig
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.best_encoder import BEST, BestEncoder
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.plausibility import LAST, with_last
@@ -78,8 +79,6 @@ class Position:
         """With one more round in what is counted.
 
         Args:
-            number: of the round.
-            report: of the round.
             seconds: that it took, with its evaluation.
         """
         smallest = (self.smallest_cluster, report.smallest_group)
@@ -120,9 +119,6 @@ def save_checkpoint(
     That of the round before, and some before it, are kept under their numbers.
 
     Args:
-        folder: of the checkpoints.
-        models: the server's.
-        position: where the run stands.
         record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
             files of the run; None: nothing is known of them.
         best: the best encoder so far, with that of `position`; None: the run keeps the last one.
@@ -188,10 +184,9 @@ def _without_arrays(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Te
 
 
 def _put_arrays_back(state: dict[str, Any], saved: Mapping[str, Tensor]) -> None:
-    for name, tensor in saved.items():
-        if name.startswith(EXCHANGE):
-            key, _, inner = name.removeprefix(EXCHANGE).partition("/")
-            state[key][inner] = tensor.numpy()
+    for name, tensor in with_prefix(saved, EXCHANGE).items():
+        key, _, inner = name.partition("/")
+        state[key][inner] = tensor.numpy()
 
 
 def _position(values: dict[str, Any]) -> Position:

@@ -2,87 +2,58 @@
 
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
-from orchestra_flwr.federation.server.round import Round
+from orchestra_flwr.federation.server.round import Federation, Round
+from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.timeline import Timeline
+from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
 
-MAX_NAMED = 5  # clients in a line
 
-
+@dataclass
 class Cohorts:
-    """Draws the clients of every round of a run.
+    """Draws the clients of every round of a run."""
 
-    Args:
-        config: the run's configuration.
-        members: the clients; asked for before every round.
-        privacy: the run's: who may still contribute, and the secret that cohorts are drawn from.
-        folder: the run's.
-        capacity: maximum number of clients of a run, as the method sets it; None: any number.
-        exchange: of the run.
-        timeline: the virtual time of a simulation with a clock.
-        work: of real clients that begin and end when they can.
-        keep_state: whether clients keep something from round to round.
-        message: shows a line to a person.
-    """
+    federation: Federation
+    members: Members  # asked for before every round
+    privacy: RunPrivacy  # who may still contribute, and the secret that cohorts are drawn from
+    folder: RunFolder
+    timeline: Timeline | None  # the virtual time of a simulation with a clock
+    work: OutstandingWork | None  # of real clients that begin and end when they can
+    message: Callable[[str], None]  # shows a line to a person
 
-    def __init__(
-        self,
-        config: Config,
-        members: Members,
-        privacy: RunPrivacy,
-        folder: RunFolder,
-        *,
-        capacity: int | None,
-        keep_state: bool,
-        exchange: Exchange,
-        timeline: Timeline | None,
-        work: OutstandingWork | None,
-        message: Callable[[str], None],
-    ) -> None:
-        self._config = config
-        self._members = members
-        self._privacy = privacy
-        self._folder = folder
-        self._capacity = capacity
-        self._keep_state = keep_state
-        self._exchange = exchange
-        self._timeline = timeline
-        self._work = work
-        self._message = message
+    def __post_init__(self) -> None:
+        self._config, self._exchange = self.federation.config, self.federation.exchange
+        learner = self.federation.models.learner
+        self._capacity = learner.capacity  # clients of a run at most; None: any number
+        self._keep_state = keeps_state(self._config, learner) or self._exchange.remembers
         self._over_capacity: set[str] = set()  # clients for whom there was no number any more
         self._capped: set[str] = set()  # clients of which a person knows that not all images count
 
     def draw(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
         """Waits for the clients and draws the round's cohort; new clients get their numbers.
 
-        Args:
-            number: of the round.
-            position: where the run stands.
-            evaluated: whether the round's models are evaluated.
-
         Raises:
             FederationError: the clients that the run needs do not come, or none has a number.
         """
-        nodes = self._members.connected()
-        busy = len(self._members.images) - len(nodes)
+        nodes = self.members.connected()
+        busy = len(self.members.images) - len(nodes)
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
-        if self._timeline is not None and not self._is_asynchronous(number):
-            nodes = {client: nodes[client] for client in self._timeline.free(nodes)}
-            busy = self._timeline.busy()
-        images = {name: self._members.images[name] for name in nodes}
+        if self.timeline is not None and not self._is_asynchronous(number):
+            nodes = {client: nodes[client] for client in self.timeline.free(nodes)}
+            busy = self.timeline.busy()
+        images = {name: self.members.images[name] for name in nodes}
         most = max_counted_images(images.values(), self._config.federation.max_weight)
         self._show_capped(images, most)
         round_ = Round(
@@ -90,7 +61,7 @@ class Cohorts:
             nodes,
             (),
             {client: index for index, client in enumerate(clients)},
-            self._privacy.exhausted(nodes, number),
+            self.privacy.exhausted(nodes, number),
             self._state_location(),
             position.last_used,
             evaluated,
@@ -115,14 +86,14 @@ class Cohorts:
         size = self._config.federation.cohort_size(len(nodes))
         clients = sorted(nodes, key=client_order)
         images = round_.images
-        if self._work is not None:
-            self._work.begin_round(round_, self._exchange.results(size))
-            images = {**self._work.images, **images}  # who has left may answer all the same
-        work = self._timeline if self._work is None else self._work
+        if self.work is not None:
+            self.work.begin_round(round_, self._exchange.results(size))
+            images = {**self.work.images, **images}  # who has left may answer all the same
+        work = self.timeline if self.work is None else self.work
         arrivals = self._exchange.arrivals(number, clients, size, work, self._config.seed)
         versions = dict(arrivals)
-        if self._work is not None:
-            versions |= dict.fromkeys(self._work.failed, number - 1)
+        if self.work is not None:
+            versions |= dict.fromkeys(self.work.failed, number - 1)
         return replace(round_, cohort=tuple(versions), versions=versions, images=images)
 
     def _draw_cohort(self, number: int, nodes: Mapping[str, int], busy: int) -> tuple[str, ...]:
@@ -131,7 +102,7 @@ class Cohorts:
         ):
             return tuple(recorded)
         size = min(len(nodes), self._config.federation.asked(len(nodes) + busy))
-        return draw_cohort(nodes, size, cohort_seed(self._config, self._privacy.key), number)
+        return draw_cohort(nodes, size, cohort_seed(self._config, self.privacy.key), number)
 
     def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:
         """The nodes of clients that have numbers; others came when all had been given out."""
@@ -146,7 +117,7 @@ class Cohorts:
             raise FederationError(f"client {late[0]} cannot take part: {why}, and none is there")
         for name in late:
             if name not in self._over_capacity:
-                self._message(f"client {name} does not take part: {why}")
+                self.message(f"client {name} does not take part: {why}")
         self._over_capacity.update(late)
         return {name: node for name, node in nodes.items() if name not in late}
 
@@ -156,10 +127,8 @@ class Cohorts:
         new = {name for name, count in images.items() if count > most} - self._capped
         self._capped |= new
         if new:
-            named = ", ".join(sorted(new, key=client_order)[:MAX_NAMED])
-            more = f" and {len(new) - MAX_NAMED} more" if len(new) > MAX_NAMED else ""
-            self._message(
-                f"of client {named}{more} {most} images count in means, "
+            self.message(
+                f"of client {named(sorted(new, key=client_order))} {most} images count in means, "
                 f"federation.max_weight={self._config.federation.max_weight:g} times the median"
             )
 
@@ -167,9 +136,9 @@ class Cohorts:
         """For tasks: which run this is, and where clients on this machine keep their state."""
         if not self._keep_state:
             return {}
-        location = {RUN: run_id(self._folder.checkpoint)}
-        if self._members.share_disk:
-            location[CLIENTS] = str(self._folder.clients.resolve())
+        location = {RUN: run_id(self.folder.checkpoint)}
+        if self.members.share_disk:
+            location[CLIENTS] = str(self.folder.clients.resolve())
         return location
 
 
@@ -177,7 +146,6 @@ def max_counted_images(images: Collection[int], times: float | None) -> int | No
     """Images of a client that count in a mean, at most; None: all do.
 
     Args:
-        images: that each client says it has.
         times: the median of which is the most, the lower one of two. A client may say what it
             likes: with fewer than half of all clients it can neither raise nor lower the median
             beyond what others have.
@@ -217,7 +185,6 @@ def assign_numbers(
 
     Args:
         clients: those that have numbers already.
-        present: that can be asked now.
         most: who would be one more than so many gets no number; None: everybody gets one.
     """
     return [*clients, *sorted(set(present) - set(clients), key=client_order)][:most]

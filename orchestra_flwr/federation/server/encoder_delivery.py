@@ -1,8 +1,9 @@
 """Every real client gets the encoder that it helped to train, with its model card."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from orchestra_flwr.federation.messages.fields import (
     WANTED,
 )
 from orchestra_flwr.federation.server.members import ConnectedMembers
+from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.files import read_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
@@ -37,64 +39,44 @@ MOST_NAMES = 20  # in a line
 SHARED = "shared"  # in the run folder: the encoder that was sent during the run
 
 
+@dataclass
 class EncoderDelivery:
     """Offers an encoder to each client, and sends it to those that want it.
 
     A client that has it already, as one of a server that was killed here, is sent nothing. What
     it says is one of three words; any other is no answer.
 
-    Args:
-        grid: the SuperLink's.
-        members: the clients.
-        folder: of the run.
-        config: of the run. A client may take `federation.round_timeout` to fetch the encoder, and
-            `federation.min_clients` are waited for also where nobody has been met, as after a run
-            was resumed when it was over.
-        show: takes a line about what happened.
-        every: also after so many rounds; None: at the end alone.
-        wait: seconds that the end waits for clients that are away.
-        note: takes how far it is: the encoder's SHA-256, the names of the clients that have it and
-            of those that do not, and whether that is the end of it.
-        queued: whether the run is one of a queue, whose server sends the encoder to clients that
-            come back while no run is there.
-
     Attributes:
         before: what :meth:`at_the_end` returned before the run was resumed; None: nothing.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        members: ConnectedMembers,
-        folder: RunFolder,
-        config: Config,
-        show: Callable[[str], None],
-        *,
-        every: int | None,
-        wait: float,
-        note: Callable[[str, list[str], list[str], bool], None] = lambda *values: None,
-        queued: bool = False,
-    ) -> None:
-        self._grid = grid
-        self._members = members
-        self._folder = folder
-        self._every = every
-        self._wait = wait
-        self._timeout = config.federation.round_timeout
-        self._least = config.federation.min_clients or 0
-        self._show = show
-        self._note = note
-        self._queued = queued
+    grid: Grid  # the SuperLink's
+    members: ConnectedMembers
+    folder: RunFolder
+    # Of the run. A client may take `federation.round_timeout` to fetch the encoder, and
+    # `federation.min_clients` are waited for also where nobody has been met, as after a run was
+    # resumed when it was over.
+    config: Config
+    show: Callable[[str], None]  # takes a line about what happened
+    _: KW_ONLY
+    every: int | None  # also after so many rounds; None: at the end alone
+    wait: float  # seconds that the end waits for clients that are away
+    # Takes how far it is: the encoder's SHA-256, the names of the clients that have it and of those
+    # that do not, and whether that is the end of it.
+    note: Callable[[str, list[str], list[str], bool], None] = lambda *values: None
+    queued: bool = False  # whether a queue's server sends it to clients that come back later
+
+    def __post_init__(self) -> None:
         self._bytes = 0
         self.before: dict[str, Any] | None = None
         with suppress(OSError, ValueError):
-            self.before = read_json(folder.summary).get("encoder_sent")
+            self.before = read_json(self.folder.summary).get("encoder_sent")
 
     def place(self, round_: int, rounds: int) -> RunFolder | None:
         """Where the encoder is to be saved that is sent after a round; None: none is sent."""
-        if self._every is None or round_ % self._every or not 0 < round_ < rounds:
+        if self.every is None or round_ % self.every or not 0 < round_ < rounds:
             return None
-        folder = RunFolder(self._folder.path / SHARED)
+        folder = RunFolder(self.folder.path / SHARED)
         folder.path.mkdir(exist_ok=True)
         return folder
 
@@ -102,10 +84,9 @@ class EncoderDelivery:
         """Sends an encoder to the clients that are here, but for those that could not answer yet.
 
         Args:
-            encoder: the file.
             at_work: clients that train; those that were late are known.
         """
-        busy = {*at_work, *self._members.late}
+        busy = {*at_work, *self.members.late}
         self._report(self._send(encoder, wait=0, busy=busy), set())
 
     def at_the_end(self) -> dict[str, Any]:
@@ -116,12 +97,12 @@ class EncoderDelivery:
             and of those `without` it, of which some are `away`, and `bytes_down`, all that was
             sent for it since the run began or was resumed.
         """
-        digest = file_sha256(self._folder.encoder)
+        digest = file_sha256(self.folder.encoder)
         # Of a run that was over and is resumed, clients that were away then are waited for.
         same = self.before if self.before and self.before.get("sha256") == digest else {}
-        expected = self._members.met | {*same.get("away", ())}
-        answers = self._send(self._folder.encoder, wait=self._wait, expected=expected)
-        away = (self._members.met | expected) - answers.keys()
+        expected = self.members.met | {*same.get("away", ())}
+        answers = self._send(self.folder.encoder, wait=self.wait, expected=expected)
+        away = (self.members.met | expected) - answers.keys()
         self._report(answers, away)
         holders = {name for name, word in answers.items() if word == STORED}
         without = {*away, *answers} - holders
@@ -157,39 +138,36 @@ class EncoderDelivery:
         deadline = time.monotonic() + wait
         while True:
             not_asked = answers.keys() | busy
-            here = {n: i for n, i in self._members.present().items() if n not in not_asked}
+            here = {n: i for n, i in self.members.present().items() if n not in not_asked}
             found = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
             if wanted := {name: here[name] for name, word in found.items() if word == WANTED}:
                 arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})
                 content = RecordDict({ARRAYS: arrays, CONFIG: offer})
                 found |= dict.fromkeys(wanted, "")
-                found |= dict(self._ask(wanted, content, self._timeout))
+                found |= dict(self._ask(wanted, content, self.config.federation.round_timeout))
             answers |= {name: word for name, word in found.items() if word}
-            missing = (self._members.met | expected) - answers.keys()
-            over = not missing and len(answers) >= self._least
+            missing = (self.members.met | expected) - answers.keys()
+            over = not missing and len(answers) >= (self.config.federation.min_clients or 0)
             over |= time.monotonic() >= deadline
             have = {name for name, word in answers.items() if word == STORED}
-            self._note(digest, sorted(have), sorted({*missing, *answers} - have), over)
+            self.note(digest, sorted(have), sorted({*missing, *answers} - have), over)
             if over:
                 return answers
             if missing and not waits:
                 waits = True
-                self._show(
-                    f"waiting for {_named(missing)}, to send the encoder; at most {wait:g} s"
-                )
+                names = named(sorted(missing), MOST_NAMES)
+                self.show(f"waiting for {names}, to send the encoder; at most {wait:g} s")
             time.sleep(POLL_SECONDS)
 
     def _ask(
         self, nodes: Mapping[str, int], content: RecordDict, timeout: float
     ) -> Iterator[tuple[str, str]]:
         """Name and word of each client that answers; those that do not are lost."""
-        messages = []
-        for node in nodes.values():
-            message = Message(content, node, ENCODER_KIND, ttl=2 * timeout + 60)
-            self._bytes += payload_bytes(content)
-            messages.append(message)
+        ttl = 2 * timeout + 60
+        messages = [Message(content, node, ENCODER_KIND, ttl=ttl) for node in nodes.values()]
+        self._bytes += len(messages) * payload_bytes(content)
         lost: set[str] = set()
-        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        replies = self.grid.send_and_receive(messages, timeout=timeout)
         for name, reply in zip(nodes, replies, strict=True):
             if reply.has_error() and Failure.of(reply.error.code) is None:
                 lost.add(name)
@@ -200,35 +178,30 @@ class EncoderDelivery:
                 word = str(answer.get(ENCODER, ""))
                 known = word in (STORED, TOO_LARGE, WANTED)
                 yield name, word if known else "it gives no answer that is known"
-        self._members.mark_lost(lost)
+        self.members.mark_lost(lost)
 
     def _card(self, encoder: Path) -> str:
         facts = CardFacts.of(encoder)
-        saved = read_config_file(self._folder.path / "config.yaml")
+        saved = read_config_file(self.folder.path / "config.yaml")
         return card(CardFacts(facts.spec, facts.about, saved, facts.summary))
 
     def _report(self, answers: Mapping[str, str], away: Set[str]) -> None:
         holders = sorted(name for name, word in answers.items() if word == STORED)
         if holders:
-            self._show(f"the encoder is with {_named(holders)}")
+            self.show(f"the encoder is with {named(holders, MOST_NAMES)}")
         for name, word in sorted(answers.items()):
             if word == TOO_LARGE:
-                self._show(f"client {name} does not take the encoder: larger than it allows")
+                self.show(f"client {name} does not take the encoder: larger than it allows")
             elif word != STORED:
-                self._show(f"client {name} does not have the encoder: {word}")
+                self.show(f"client {name} does not have the encoder: {word}")
         if away:
-            self._show(
-                f"without the encoder, because they were away: {_named(away)}; {self._later()}, "
-                "or copy encoder.safetensors and encoder.json to them"
+            names = named(sorted(away), MOST_NAMES)
+            self.show(
+                f"without the encoder, because they were away: {names}; {self._later()}, or copy "
+                "encoder.safetensors and encoder.json to them"
             )
 
     def _later(self) -> str:
-        if self._queued:
+        if self.queued:
             return "who comes back while the queue waits for a run gets it then"
-        return f"resume={self._folder.path} sends it once more"
-
-
-def _named(names: Collection[str]) -> str:
-    """Some names for a line; of very many the first."""
-    first, more = sorted(names)[:MOST_NAMES], len(names) - MOST_NAMES
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+        return f"resume={self.folder.path} sends it once more"

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -34,33 +34,27 @@ OF_STATISTICS = "_statistics"  # ends the key of the scores beside
 MAX_REMEMBERED = 1024  # scores of backbones, so that a run of any length takes no more memory
 
 
+@dataclass
 class Evaluator:
-    """Evaluates a method's backbones with frozen weights.
+    """Evaluates a method's backbones with frozen weights."""
 
-    Args:
-        config: the run's configuration.
-        dataset: its training images are the bank of the kNN and train the linear probe; None:
-            there is nothing to evaluate with.
-        on_progress: called while features are made, with the backbone's name, how many images are
-            done, and of how many.
-        is_over: set when the run is to end; an evaluation ends with it, after a batch or a probe.
-    """
+    config: Config
+    # Its training images are the bank of the kNN and train the linear probe; None: there is nothing
+    # to evaluate with.
+    dataset: Dataset | None
+    # Called while features are made, with the backbone's name, how many images are done, and of how
+    # many.
+    on_progress: Callable[[str, int, int], None] = lambda name, done, total: None
+    # Set when the run is to end; an evaluation ends with it, after a batch or a probe.
+    is_over: threading.Event = field(default_factory=threading.Event)
 
-    def __init__(
-        self,
-        config: Config,
-        dataset: Dataset | None,
-        on_progress: Callable[[str, int, int], None] = lambda name, done, total: None,
-        is_over: threading.Event | None = None,
-    ) -> None:
-        self.config = config
+    def __post_init__(self) -> None:
         # Images that lie beside class folders cannot be told right from wrong.
-        labelled = dataset and replace(dataset, train=dataset.train.labelled)
-        self.dataset = labelled and limited_dataset(labelled, config.evaluation.limit)
-        self._norms = BatchNormPolicy.of(config)
-        self._on_progress = on_progress
+        if self.dataset is not None:
+            labelled = replace(self.dataset, train=self.dataset.train.labelled)
+            self.dataset = limited_dataset(labelled, self.config.evaluation.limit)
+        self._norms = BatchNormPolicy.of(self.config)
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._is_over = is_over or threading.Event()
         self._one_at_a_time = threading.Lock()
 
     @property
@@ -111,7 +105,6 @@ class Evaluator:
         several backbones, as before training, and those that nobody changed since an earlier round.
 
         Args:
-            method: whose backbones are evaluated.
             untrained: whether nothing was trained yet. The scores are then the better ones, by the
                 linear probe, of what the user has: the weights as loaded with their own BatchNorm
                 statistics, or with statistics of the server's images. Initial statistics are of no
@@ -154,7 +147,7 @@ class Evaluator:
             try:
                 yield
             finally:
-                self._is_over.set()
+                self.is_over.set()
 
     @property
     def batch_norm(self) -> str:
@@ -170,7 +163,6 @@ class Evaluator:
         """A frozen copy of a backbone, with statistics of the server's images where it has none.
 
         Args:
-            backbone: as it is.
             statistics: `batch_norm` of its scores before training; None: it was trained.
         """
         if (statistics or self.batch_norm) == RECALIBRATED:
@@ -187,13 +179,13 @@ class Evaluator:
         return Encoder.of(self.config, copied)
 
     def _go_on(self) -> None:
-        if self._is_over.is_set():
+        if self.is_over.is_set():
             raise FederationError("the run was stopped")
 
     def _show(self, name: str, done: int, total: int) -> None:
         self._go_on()
         if name:  # otherwise nothing is evaluated
-            self._on_progress(name, done, total)
+            self.on_progress(name, done, total)
 
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool

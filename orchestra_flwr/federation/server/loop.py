@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
-from orchestra_flwr.federation.evaluate_models import save_encoders
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
@@ -23,7 +22,6 @@ from orchestra_flwr.federation.server.checkpoint import (
 )
 from orchestra_flwr.federation.server.cohorts import Cohorts
 from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
-from orchestra_flwr.federation.server.evaluations import NOT_EVALUATED, Evaluated, Evaluations
 from orchestra_flwr.federation.server.evaluator import Evaluator, Scores
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
@@ -31,11 +29,11 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_messages import RoundMessages
 from orchestra_flwr.federation.server.round_record import overhead, round_record
 from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.run_encoders import NOT_EVALUATED, Evaluated, RunEncoders
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_summary import chance_losses, run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
-from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import (
@@ -69,11 +67,9 @@ def run_federation(
 
     Args:
         grid: yields replies in the order of the messages.
-        config: the run's configuration.
         members: the clients; asked for before every round.
         evaluator: of the run, with the server's own images if it has any.
         folder: where everything is written; a checkpoint in it is continued.
-        progress: what a person sees.
         workers: clients that are trained at the same time, where that is known.
         delivery: sends the encoder to the clients; None: nobody does.
 
@@ -84,40 +80,27 @@ def run_federation(
         FederationError: too few clients answered well, or the run cannot be stored or resumed.
     """
     try:
-        run = _Run(
-            grid,
-            config,
-            members,
-            evaluator=evaluator,
-            folder=folder,
-            progress=progress,
-            workers=workers,
-            delivery=delivery,
-        )
+        run = _Run(grid, config, members, evaluator, folder, progress, workers, delivery)
         return run.run()
     except (OSError, SafetensorError) as error:
         raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        grid: Grid,
-        config: Config,
-        members: Members,
-        *,
-        evaluator: Evaluator,
-        folder: RunFolder,
-        progress: Progress,
-        workers: int | None,
-        delivery: EncoderDelivery | None,
-    ) -> None:
-        self.config = config
-        self.members = members
-        self.folder = folder
-        self.progress = progress
-        self.workers = workers
-        self.delivery = delivery
+    """One call of :func:`run_federation`, with its arguments."""
+
+    grid: Grid
+    config: Config
+    members: Members
+    evaluator: Evaluator
+    folder: RunFolder
+    progress: Progress
+    workers: int | None
+    delivery: EncoderDelivery | None
+
+    def __post_init__(self) -> None:
+        config, members, folder, progress = self.config, self.members, self.folder, self.progress
         exchange: Exchange = config.exchange.build()
         self.models = starting_models(config, exchange, members, folder)
         self.learner = self.models.learner
@@ -142,30 +125,18 @@ class _Run:
             frozen_weights(self.models, members, folder),
         )
         self.timeline = Timeline.of(config, members.images, self.models.schemas)
-        self.work = OutstandingWork.of(grid, self.federation, members, progress.round_started)
-        self.cohorts = self._cohorts(exchange)
-        self.evaluator = evaluator
-        self.evaluations = Evaluations(config, evaluator, self.models, exchange, progress.phase)
-        self.best = BestEncoder(evaluator)
-        self.skipped = len(evaluator.dataset.skipped) if evaluator.dataset else 0
+        self.work = OutstandingWork.of(self.grid, self.federation, members, progress.round_started)
+        self.cohorts = Cohorts(
+            self.federation, members, self.privacy, folder, self.timeline, self.work,
+            progress.message,
+        )  # fmt: skip
+        self.encoders = RunEncoders(config, self.evaluator, self.models, exchange, progress.phase)
+        self.best = BestEncoder(self.evaluator)
+        self.skipped = len(self.evaluator.dataset.skipped) if self.evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
         self.versions = environment()  # of the code that runs, whatever is committed meanwhile
         self.messages = RoundMessages(
-            grid, self.federation, members, folder, progress, self.timeline, self.work
-        )
-
-    def _cohorts(self, exchange: Exchange) -> Cohorts:
-        return Cohorts(
-            self.config,
-            self.members,
-            self.privacy,
-            self.folder,
-            exchange=exchange,
-            timeline=self.timeline,
-            work=self.work,
-            capacity=self.learner.capacity,
-            keep_state=keeps_state(self.config, self.learner) or exchange.remembers,
-            message=self.progress.message,
+            self.grid, self.federation, members, folder, progress, self.timeline, self.work
         )
 
     def run(self) -> dict[str, Any]:
@@ -232,10 +203,7 @@ class _Run:
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
         clients = len(self.members.names) or self.config.federation.clients
-        try:
-            memory = held_memory(self.config, self.models.schemas.shared.size, clients)
-        except MemoryError as error:
-            raise FederationError(str(error)) from error
+        memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         self.best.check()
         no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
         yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
@@ -243,10 +211,10 @@ class _Run:
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
         exchanged = number > 0 or (self.release is not None and self.release.first_round == 0)
-        evaluated = self.evaluations.is_due(number)
+        evaluated = self.encoders.is_due(number)
         scored = evaluated and self.config.evaluation.asks_clients
         began, evaluation = time.perf_counter(), NOT_EVALUATED
-        if self.evaluations.is_before(number):
+        if self.encoders.is_before(number):
             evaluation = self._evaluate(number)
         evaluated_in = time.perf_counter() - began
         round_ = Round(number, {})
@@ -260,41 +228,38 @@ class _Run:
             rounds = range(number, self.config.federation.rounds + 1)
             in_one_stage = len(round_.cohort) if self.federation.exchange.private else None
             self.estimate.round_started(
-                len(rounds), sum(map(self.evaluations.is_due, rounds)), in_one_stage
+                len(rounds), sum(map(self.encoders.is_due, rounds)), in_one_stage
             )
         if exchanged:
             self.privacy.before(round_)
             self.messages.exchange(round_, report)
-        seconds = time.perf_counter() - started
+        report.seconds = time.perf_counter() - started
         if number > 0:
-            self.estimate.round_ended(seconds)
+            self.estimate.round_ended(report.seconds)
         if scored:
             self.messages.ask_for_scores(round_, report)
-        if evaluated and not self.evaluations.is_before(number):
+        if evaluated and not self.encoders.is_before(number):
             evaluation = self._evaluate(number)
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
         if self.messages.ends_early:
             position = position.with_counted(report)
-        record = self._record(
-            round_, report, seconds, evaluation, replace(position, drawn=drawn), exchanged=exchanged
-        )
+        position = replace(position, drawn=drawn)
+        record = self._record(round_, report, evaluation, position, exchanged)
         self.folder.append_metrics(record)
         self.best.consider(record, *self._kept_backbone())
         spent = evaluated_in + time.perf_counter() - started
-        position = self._after(position.after(number, report, spent), report, round_, drawn)
+        position = self._after(position.after(number, report, spent), report, round_)
         record_json = self.record.to_json()
         save_checkpoint(self.folder.checkpoint, self.models, position, record_json, self.best)
-        self._show(round_, record, report, evaluation[0], seconds)
+        self._show(record, report, evaluation[0])
         self._share(number)
         return position
 
-    def _after(
-        self, position: Position, report: RoundReport, round_: Round, drawn: list[list[int]]
-    ) -> Position:
+    def _after(self, position: Position, report: RoundReport, round_: Round) -> Position:
         """The position with what is remembered of the round that it is after."""
         exchange, best = self.federation.exchange.state(), self.best.position()
-        position = replace(position, drawn=drawn, exchange=exchange, best=best)
+        position = replace(position, exchange=exchange, best=best)
         if self.timeline:
             position = replace(position, clock=self.timeline.state())
         if not self.members.share_disk:  # simulated clients' own records are this run's
@@ -309,33 +274,26 @@ class _Run:
         rounds = self.config.federation.rounds
         place = self.delivery.place(number, rounds) if self.delivery else None
         if self.delivery and place is not None:
-            self._save_encoders(place, number if self.best.round is None else self.best.round)
+            kept = number if self.best.round is None else self.best.round
+            self.encoders.save(place, self.best.encoder, kept)
             self.models.load(self.models.first)
             self.delivery.during(place.encoder, {*self.work.images} if self.work else set())
-
-    def _save_encoders(self, folder: RunFolder, rounds: int) -> str:
-        exchange, encoder_of = self.federation.exchange, self.best.encoder
-        return save_encoders(
-            folder, self.config, encoder_of, self.models, exchange=exchange, rounds=rounds
-        )
 
     def _record(
         self,
         round_: Round,
         report: RoundReport,
-        seconds: float,
         evaluation: Evaluated,
         position: Position,
-        *,
         exchanged: bool,
     ) -> dict[str, Any]:
         """A round's line of `metrics.jsonl`."""
         scores, by_model = evaluation
-        record = {**round_record(round_, report, seconds, scores), **by_model}
+        record = {**round_record(round_, report, scores), **by_model}
         if exchanged and (exchange := self.federation.exchange.metrics()):
             record["exchange"] = exchange
         if self.workers and exchanged and report.client_seconds:  # no noisy sum holds them
-            record["overhead"] = overhead(report, seconds, self.workers)
+            record["overhead"] = overhead(report, self.workers)
         if self.messages.ends_early and exchanged:
             share = len(position.counted) / len(position.clients)
             record["clients"] |= {"late": report.late, "counted_so_far": share}
@@ -350,26 +308,19 @@ class _Run:
         self.estimate.client_done()
 
     def _evaluate(self, number: int) -> Evaluated:
-        evaluated, self.estimate.evaluation = self.evaluations.of(number)
+        evaluated, self.estimate.evaluation = self.encoders.evaluate(number)
         return evaluated
 
-    def _show(
-        self,
-        round_: Round,
-        record: dict[str, Any],
-        report: RoundReport,
-        scores: Scores | None,
-        seconds: float,
-    ) -> None:
-        self.trackers.add(round_.number, record)
+    def _show(self, record: dict[str, Any], report: RoundReport, scores: Scores | None) -> None:
+        self.trackers.add(record["round"], record)
         shown = scores[self._kept_backbone()[0]] if scores else None
         dropped = [f"client {d.client}: {d.reason}" for d in report.dropped]
         self.progress.round_finished(
             RoundOutcome(
-                round_.number,
+                record["round"],
                 record["loss"],
                 shown,
-                seconds,
+                report.seconds,
                 dropped,
                 self.timeline.now if self.timeline else None,
             )
@@ -390,7 +341,7 @@ class _Run:
             summary["warnings"] = warnings
         if self.work is not None:
             self.work.give_up()
-        chosen = self._save_encoders(self.folder, kept)
+        chosen = self.encoders.save(self.folder, self.best.encoder, kept)
         if len(self.federation.exchange.evaluated()) > 1:
             summary["model"] = chosen
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs

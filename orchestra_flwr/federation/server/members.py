@@ -1,10 +1,10 @@
 """Who takes part: the clients that can be asked, and the nodes on which they run."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import cycle
-from typing import Protocol
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -28,13 +28,14 @@ MAX_NAME = 64  # characters of a real client's
 RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 
 
-class Members(Protocol):
-    """Knows the clients of a federation.
+class Members(ABC):
+    """Knows the clients of a federation; marks and announcements are for those that come and go.
 
     Attributes:
         replays: whether a client that is asked for a round once more does the same to the bit.
         share_disk: whether clients can write into the run folder, to keep their state there.
         names: of all clients, in their order; () where they come and go.
+        images: how many each client has, by its name; real ones said so when they joined.
         holders: names of clients that have what nobody trains; the server adds to it.
         verify: whether the registered key of a client of this name signed something; None: clients
             have no keys.
@@ -43,13 +44,11 @@ class Members(Protocol):
     replays: bool
     share_disk: bool
     names: tuple[str, ...]
+    images: dict[str, int]
     holders: set[str]
-    verify: Verify | None
+    verify: Verify | None = None
 
-    @property
-    def images(self) -> Mapping[str, int]:
-        """How many images each client has, by its name; real ones said so when they joined."""
-
+    @abstractmethod
     def connected(self) -> Mapping[str, int]:
         """Node id of each client that can be asked now, by the client's name.
 
@@ -57,30 +56,29 @@ class Members(Protocol):
             FederationError: the clients that the run needs do not come.
         """
 
-    def announce(self, frozen: str) -> None:
+    def announce(self, frozen: str) -> None:  # noqa: B027 (simulated clients read the server's)
         """From now on clients are asked whether they have the frozen weights of this digest."""
 
-    def mark_lost(self, names: Collection[str]) -> None:
+    def mark_lost(self, names: Collection[str]) -> None:  # noqa: B027 (or they are asked anyway)
         """These clients did not answer: they are asked again when they have shown up again."""
 
-    def mark_late(self, names: Collection[str]) -> None:
+    def mark_late(self, names: Collection[str]) -> None:  # noqa: B027 (or nobody is late)
         """Nobody waits for these clients, which may still work: they are asked when free."""
 
 
-class SimulatedMembers:
+class SimulatedMembers(Members):
     """The clients of a simulation: all there, always the same, on however many nodes.
 
     Any node can be any client: a message says which one it shall be. So a simulation needs as many
-    nodes as clients are at work, and no node has to be asked who it is.
+    nodes as clients are at work, and no node has to be asked who it is. Who failed is asked again,
+    and nobody is late.
 
     Args:
-        grid: the simulation's grid.
         parts: of the images, by the clients' names.
     """
 
     replays = True
     share_disk = True
-    verify: Verify | None = None
 
     def __init__(self, grid: Grid, parts: Mapping[str, Sized]) -> None:
         self.names = tuple(parts)
@@ -89,9 +87,6 @@ class SimulatedMembers:
         self._grid = grid
         self._nodes: dict[str, int] = {}
 
-    def announce(self, frozen: str) -> None:
-        """Nothing: simulated clients read them where the server has them."""
-
     def connected(self) -> Mapping[str, int]:
         """As :meth:`Members.connected`; the first call waits until a worker has started."""
         if not self._nodes:
@@ -99,12 +94,6 @@ class SimulatedMembers:
             _ask(self._grid, nodes[0])
             self._nodes = dict(zip(self.names, cycle(nodes), strict=False))
         return self._nodes
-
-    def mark_lost(self, names: Collection[str]) -> None:
-        """Nothing: a simulated client that failed is asked again."""
-
-    def mark_late(self, names: Collection[str]) -> None:
-        """Nothing: with engines all clients are in time."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,8 @@ class _Refusal:
     until: float  # on the monotonic clock
 
 
-class ConnectedMembers:
+@dataclass
+class ConnectedMembers(Members):
     """The clients that are connected to a SuperLink; they come and go.
 
     Every new node is greeted: it learns the run's configuration and answers with its name and
@@ -125,40 +115,24 @@ class ConnectedMembers:
     is not mounted yet: a client that refused or failed is asked again, less and less often. A
     client whose node was registered under a name (`flwr supernode register --name`) has that name;
     others say their own.
-
-    Args:
-        grid: the SuperLink's grid.
-        greeting: what a new node is sent: `version`, `config` (JSON) and `schema`.
-        min_clients: :meth:`connected` waits until so many clients can be asked.
-        show: shows a line: who came, left or was refused, and why.
-        pause: waits for a number of seconds; may raise to end the waiting.
-        verify: as in :class:`Members`.
-        note: takes what happened to a client (joined, left, refused, silent: it did not answer),
-            its name, and why it is refused or how many images it has.
     """
 
     replays = False
     share_disk = False
-    names: tuple[str, ...] = ()
+    names = ()
 
-    def __init__(
-        self,
-        grid: StreamingGrid,
-        greeting: ConfigRecord,
-        min_clients: int,
-        show: Callable[[str], None],
-        pause: Callable[[float], None] = time.sleep,
-        *,
-        verify: Verify | None = None,
-        note: Callable[[str, str, str], None] = lambda event, name, detail: None,
-    ) -> None:
-        self.verify = verify
-        self._grid = grid
-        self._greeting = greeting
-        self._min_clients = min_clients
-        self._show = show
-        self._pause = pause
-        self._note = note
+    grid: StreamingGrid
+    greeting: ConfigRecord  # what a new node is sent: `version`, `config` (JSON) and `schema`
+    min_clients: int  # :meth:`connected` waits until so many clients can be asked
+    show: Callable[[str], None]  # shows a line: who came, left or was refused, and why
+    pause: Callable[[float], None] = time.sleep  # takes seconds; may raise to end the waiting
+    _: KW_ONLY
+    verify: Verify | None = None  # as in :class:`Members`
+    # Takes what happened to a client (joined, left, refused, silent: it did not answer), its name,
+    # and why it is refused or how many images it has.
+    note: Callable[[str, str, str], None] = lambda event, name, detail: None
+
+    def __post_init__(self) -> None:
         self.images: dict[str, int] = {}
         self.holders: set[str] = set()
         self.met: set[str] = set()  # all that ever joined
@@ -182,18 +156,16 @@ class ConnectedMembers:
                 if node not in self._lost and node not in self._refused
             )
             free = {name: node for name, node in self._nodes.items() if name not in self.late}
-            if len(self._nodes) >= self._min_clients and not fresh and (free or not self._nodes):
+            if len(self._nodes) >= self.min_clients and not fresh and (free or not self._nodes):
                 return free
             if not announced and not fresh:
                 announced = True
-                self._show(
-                    f"waiting for clients: {len(self._nodes)} of {self._min_clients} are here"
-                )
-            self._pause(POLL_SECONDS)
+                self.show(f"waiting for clients: {len(self._nodes)} of {self.min_clients} are here")
+            self.pause(POLL_SECONDS)
 
     def present(self) -> Mapping[str, int]:
         """As :meth:`connected`, and waits for nobody."""
-        registered = {node.node_id: node.name for node in self._grid.get_nodes()}
+        registered = {node.node_id: node.name for node in self.grid.get_nodes()}
         self._forget_absent(registered)
         self._greet_new(registered)
         self._take_answers(registered)
@@ -201,7 +173,7 @@ class ConnectedMembers:
 
     def announce(self, frozen: str) -> None:
         """As :meth:`Members.announce`, when they are greeted."""
-        self._greeting = ConfigRecord({**self._greeting, FROZEN: frozen})
+        self.greeting = ConfigRecord({**self.greeting, FROZEN: frozen})
 
     def mark_lost(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_lost`: their nodes are greeted anew."""
@@ -212,7 +184,7 @@ class ConnectedMembers:
             if node is not None:
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
-                self._note("silent", name, "")
+                self.note("silent", name, "")
 
     def mark_late(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_late`: a client answers one message after the other, so who
@@ -228,13 +200,13 @@ class ConnectedMembers:
             if node not in present:
                 del self._nodes[name], self.images[name]
                 self.holders.discard(name)
-                self._show(f"client {name} has left")
-                self._note("left", name, "")
+                self.show(f"client {name} has left")
+                self.note("left", name, "")
         self.late &= self._nodes.keys()
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
         for node in self._refused.keys() - set(present):
-            self._note("left", self._refused.pop(node).who, "")
+            self.note("left", self._refused.pop(node).who, "")
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
         self._patience = {n: wait for n, wait in self._patience.items() if n in present}
 
@@ -245,7 +217,7 @@ class ConnectedMembers:
             if now - sent > patience:
                 self._lost.add(node)  # nobody waits for it any more
                 self._patience[node] = min(2 * patience, MAX_RETRY_SECONDS)
-                self._grid.give_up(message_id)
+                self.grid.give_up(message_id)
                 del self._greeted[node]
         due = {node for node, refusal in self._refused.items() if now >= refusal.until}
         new = sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys())
@@ -253,16 +225,16 @@ class ConnectedMembers:
         turn = new[: max(0, GREETED_AT_ONCE - fresh)]
         self._not_greeted = len(new) - len(turn)
         for node in turn:
-            message = Message(RecordDict({CONFIG: self._greeting}), node, MessageType.QUERY)
-            for message_id in self._grid.push_messages([message]):
+            message = Message(RecordDict({CONFIG: self.greeting}), node, MessageType.QUERY)
+            for message_id in self.grid.push_messages([message]):
                 self._greeted[node] = (message_id, time.monotonic())
 
     def _take_answers(self, registered: Mapping[int, str]) -> None:
         asked = {message_id: node for node, (message_id, _) in self._greeted.items()}
-        for message_id in self._grid.begun(asked):
+        for message_id in self.grid.begun(asked):
             name = registered[node := asked[message_id]]
             try:  # one by one: what one client sent hinders no other
-                replies = list(self._grid.pull_messages([message_id]))
+                replies = list(self.grid.pull_messages([message_id]))
             except UnreadableReplyError as error:
                 self._answered(node)
                 who = _called(name, node)
@@ -311,8 +283,8 @@ class ConnectedMembers:
         if was_late:
             return
         place = f", in place of another client {name}: if both run, give one another name"
-        self._show(f"client {name} joined with {images} images{place * twin}")
-        self._note("joined", name, f"{images} images{place * twin}")
+        self.show(f"client {name} joined with {images} images{place * twin}")
+        self.note("joined", name, f"{images} images{place * twin}")
 
     def _postpone(self, node: int, who: str, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""
@@ -322,8 +294,8 @@ class ConnectedMembers:
         )
         self._refused[node] = _Refusal(who, line, retry_after, time.monotonic() + retry_after)
         if previous is None or previous.line != line:
-            self._show(f"{line}; it is asked again")
-            self._note("refused", who, line)
+            self.show(f"{line}; it is asked again")
+            self.note("refused", who, line)
 
 
 def registered_nodes(grid: Grid) -> list[int]:

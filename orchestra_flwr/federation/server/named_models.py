@@ -1,25 +1,32 @@
 """The server's named models, and what each one's optimizer remembers."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
+from orchestra_flwr.federation.vector_blocks import blocks_of
 from orchestra_flwr.flower.arrays import all_finite
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
 TRAVELLING = (Role.SHARED, Role.SERVER)
-RESIDUALS = "residuals/"  # what the names of residuals in a checkpoint begin with
-OPTIMIZER = "server_optimizer/"  # what the names of moments in a checkpoint begin with
-MODELS = "models/"  # and those of all models but the first
-BLOCK = 1 << 16  # values of each model that are mixed at a time
+# What the names of tensors in a checkpoint begin with: those of all models but the first, of
+# residuals and of moments; and what they are of, if they do not fit.
+MODELS, RESIDUALS, OPTIMIZER = "models/", "residuals/", "server_optimizer/"
+KINDS = {
+    MODELS: "other models",
+    RESIDUALS: "the residuals of another federation.wire",
+    OPTIMIZER: "the moments of another server optimizer",
+}
 
 
 class Models:
@@ -34,9 +41,7 @@ class Models:
     model as a mean over the rounds. It takes as much memory as the model, in the same place.
 
     Args:
-        config: the run's configuration.
         learner: the server's; its state is that of the first model.
-        schemas: of the learner.
         names: of the models, at least one; all begin with the same state.
         folder: for the file; None: all is in memory.
 
@@ -107,7 +112,6 @@ class Models:
         """Makes the mean of the clients' states, or of their updates, a model's new state.
 
         Args:
-            name: of the model.
             mean: (size,) float32; its memory is used.
             received: what :meth:`as_received` returned for the model as it is, where that is known.
 
@@ -160,17 +164,16 @@ class Models:
                 changed.
         """
         ours = self.tensors()
-        for kind, others in _by_kind(ours).items():
-            stored = _by_kind(saved)[kind]
-            if _shapes(stored) != _shapes(others):
+        needed, stored = _shapes(ours), _shapes(saved)
+        for kind in ("another model", *KINDS.values()):
+            if needed.get(kind) != stored.get(kind):
                 raise ValueError(f"it holds {kind}")
         for name, tensor in ours.items():
             if not name.startswith(OPTIMIZER):
                 tensor.copy_(saved[name])
         for name, optimizer in self.optimizers.items():
-            prefix = f"{OPTIMIZER}{name}/"
-            moments = {n: t.numpy() for n, t in saved.items() if n.startswith(prefix)}
-            optimizer.load_moments({n.removeprefix(prefix): m for n, m in moments.items()})
+            moments = with_prefix(saved, f"{OPTIMIZER}{name}/")
+            optimizer.load_moments({n: t.numpy() for n, t in moments.items()})
 
     def mix(self, weights: Mapping[str, Mapping[str, float]]) -> None:
         """Makes the shared states of models weighted sums of those before.
@@ -180,7 +183,7 @@ class Models:
         """
         self._store_active()
         sources = sorted({source for row in weights.values() for source in row})
-        for block in self._blocks():
+        for block in blocks_of([slice(0, self.schemas.shared.size)]):
             old = {name: self._flat(name)[block].astype(np.float64) for name in sources}
             for target, row in weights.items():
                 total = np.zeros(block.stop - block.start)
@@ -192,7 +195,7 @@ class Models:
         """The learner with the mean of models' shared states; changes to it are lost."""
         self._store_active()
         mean = np.empty(self.schemas.shared.size, np.float32)
-        for block in self._blocks():
+        for block in blocks_of([slice(0, self.schemas.shared.size)]):
             mean[block] = sum(self._flat(n)[block].astype(np.float64) for n in names) / len(names)
         self.schemas.shared.unpack(mean, self.learner.state(Role.SHARED))
         return self.learner
@@ -206,7 +209,7 @@ class Models:
         """
         self._store_active()
         apart = length = 0.0
-        for block in self._blocks(self.trained_spans):
+        for block in blocks_of(self.trained_spans):
             states = np.stack([self._flat(name)[block].astype(np.float64) for name in names])
             mean = states.mean(0)
             apart += float(np.square(states - mean).sum()) / len(names)
@@ -221,11 +224,6 @@ class Models:
     def _flat(self, name: str) -> np.ndarray:
         """(size,) shared state of a model that waits."""
         return self._waiting[name][Role.SHARED]
-
-    def _blocks(self, spans: Sequence[slice] | None = None) -> Iterator[slice]:
-        for span in [slice(0, self.schemas.shared.size)] if spans is None else spans:
-            for start in range(span.start, span.stop, BLOCK):
-                yield slice(start, min(start + BLOCK, span.stop))
 
     def _store_active(self) -> None:
         """Lets the loaded model wait like all others; what is in the learner is no model's then."""
@@ -249,24 +247,11 @@ def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np
     return {name: matrix[row, :size] for row, name in enumerate(names)}
 
 
-def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by what it means if they do not fit."""
-    kinds: dict[str, dict[str, Tensor]] = {
-        "another model": {},
-        "other models": {},
-        "the residuals of another federation.wire": {},
-        "the moments of another server optimizer": {},
-    }
-    first, others, residuals, moments = kinds.values()
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Shapes and types of a checkpoint's tensors by what they are of, and by their names."""
+    shapes: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
-        if name.startswith(OPTIMIZER):
-            moments[name] = tensor
-        elif name.startswith(RESIDUALS):
-            residuals[name] = tensor
-        else:
-            (others if name.startswith(MODELS) else first)[name] = tensor
-    return kinds
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        prefix = f"{name.partition('/')[0]}/"
+        found = shapes.setdefault(KINDS.get(prefix, "another model"), {})
+        found[name] = (tensor.shape, tensor.dtype)
+    return shapes

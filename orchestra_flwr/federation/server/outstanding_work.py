@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.exchanges import Stage, Task
@@ -23,31 +23,19 @@ MEET_SECONDS = 2.0  # between two looks for clients that come
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a client works on.
+    """What a client works on."""
 
-    Attributes:
-        key: of the message; None: it could not be sent.
-        message: without its content, of which the SuperLink has the only copy.
-        images: of the client, which may have left when it is used.
-        since: when it was sent, as `time.perf_counter` counts.
-    """
-
-    key: str | None
-    message: Message
-    images: int
-    since: float
+    key: str | None  # of the message; None: it could not be sent
+    message: Message  # without its content, of which the SuperLink has the only copy
+    images: int  # of the client, which may have left when it is used
+    since: float  # when it was sent, as `time.perf_counter` counts
 
 
+@dataclass
 class OutstandingWork:
     """The tasks of real clients that are under way, each begun with the model of its time.
 
     They are lost with the server's process: a run that is resumed asks all clients anew.
-
-    Args:
-        grid: of the SuperLink.
-        federation: what all rounds share.
-        members: the clients.
-        started: called with the number of a round, of the results that it waits for, and a label.
 
     Attributes:
         began: when the round began, as `time.perf_counter` counts.
@@ -56,17 +44,12 @@ class OutstandingWork:
 
     resumable = False
 
-    def __init__(
-        self,
-        grid: SuperLinkGrid,
-        federation: Federation,
-        members: ConnectedMembers,
-        started: Callable[[int, int, str], None],
-    ) -> None:
-        self._grid = grid
-        self._federation = federation
-        self._members = members
-        self._started = started
+    grid: SuperLinkGrid
+    federation: Federation
+    members: ConnectedMembers
+    started: Callable[[int, int, str], None]  # takes a round's number, its results, and a label
+
+    def __post_init__(self) -> None:
         self.began = 0.0
         self.results = 0
         self._round = Round(0, {})
@@ -91,18 +74,13 @@ class OutstandingWork:
         return cls(grid, federation, members, started)
 
     def begin_round(self, round_: Round, results: int) -> None:
-        """From now on clients begin with the model of this round's beginning.
-
-        Args:
-            round_: what tasks say of it.
-            results: that it waits for.
-        """
+        """From now on clients begin with the model of this round's beginning."""
         self._round, self._sent, self.began = round_, RoundReport(), time.perf_counter()
         self.results = results
-        models, exchange = self._federation.models, self._federation.exchange
+        models, exchange = self.federation.models, self.federation.exchange
         assert isinstance(exchange, Asynchronous)
         exchange.remember(round_.number - 1, models.arrays(models.first))
-        self._started(round_.number, results, "training")
+        self.started(round_.number, results, "training")
 
     @property
     def images(self) -> Mapping[str, int]:
@@ -111,24 +89,22 @@ class OutstandingWork:
 
     def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
         """Those of the clients that are still here; waits until enough are where nobody works."""
-        here = self._members.connected() if wait else self._members.present()
+        here = self.members.connected() if wait else self.members.present()
         # One that left and came back may run on another node.
         self._round = replace(self._round, nodes={**self._round.nodes, **here})
         return [client for client in clients if client in here]
 
     def begin(self, clients: Sequence[str]) -> list[float]:
         """Sends the newest model; returns when, as `time.perf_counter` counts."""
-        self._grid.delete_late_replies()
-        tasks = tuple(Task(client, (self._federation.models.first,)) for client in clients)
+        self.grid.delete_late_replies()
+        tasks = tuple(Task(client, (self.federation.models.first,)) for client in clients)
         # What is remembered is sent: it need not be encoded again for each that begins.
         round_ = replace(self._round, versions=dict.fromkeys(clients, self._round.number - 1))
-        strategy = OrchestraStrategy(self._federation, round_, Stage(tasks), self._sent)
-        messages = strategy.configure_train(
-            self._round.number, ArrayRecord(), ConfigRecord(), self._grid
-        )
+        strategy = OrchestraStrategy(self.federation, round_, Stage(tasks), self._sent)
+        messages = strategy.configure_train(self._round.number)
         now = time.perf_counter()
         for client, message in zip(clients, messages, strict=True):
-            key = next(iter(self._grid.push_messages([message])), None)
+            key = next(iter(self.grid.push_messages([message])), None)
             message.content = RecordDict()
             self._asked[client] = _Asked(key, message, self._round.images[client], now)
         return [now] * len(clients)
@@ -140,10 +116,10 @@ class OutstandingWork:
             self._look(at_work)
             for client in [*self._failed, *self._answered]:
                 if client in at_work:
-                    self._federation.on_client(client, client not in self._failed)
+                    self.federation.on_client(client, client not in self._failed)
                     return client, client not in self._failed
             if time.monotonic() - met > MEET_SECONDS:  # who comes meanwhile is greeted
-                self._members.present()
+                self.members.present()
                 met = time.monotonic()
             time.sleep(LOOK_SECONDS)
 
@@ -156,7 +132,7 @@ class OutstandingWork:
             else:
                 self._answered.remove(client)
                 assert asked.key is not None
-                yield self._grid.fetch(asked.key, asked.message)
+                yield self.grid.fetch(asked.key, asked.message)
 
     def since(self, clients: Sequence[str]) -> float:
         """When the first of these clients was asked, as `time.perf_counter` counts."""
@@ -176,23 +152,23 @@ class OutstandingWork:
         """Nobody waits for what is under way."""
         for asked in self._asked.values():
             if asked.key is not None:
-                self._grid.give_up(asked.key)
+                self.grid.give_up(asked.key)
         self._asked, self._answered, self._failed = {}, [], {}
 
     def _look(self, at_work: Collection[str]) -> None:
         """Notes who has answered, failed, or not answered in time."""
         over = {*self._answered, *self._failed}
         waiting = {c: self._asked[c] for c in at_work if c not in over}
-        limit = self._federation.config.federation.round_timeout
+        limit = self.federation.config.federation.round_timeout
         keys = {asked.key: client for client, asked in waiting.items() if asked.key is not None}
-        came = {keys[key]: good for key, good in self._grid.look(keys).items()}
+        came = {keys[key]: good for key, good in self.grid.look(keys).items()}
         for client, asked in waiting.items():
             if asked.key is None:
                 self._failed[client] = failure(NODE_GONE, asked.message)
             elif came.get(client):
                 self._answered.append(client)
             elif client in came:
-                self._failed[client] = self._grid.fetch(asked.key, asked.message)
+                self._failed[client] = self.grid.fetch(asked.key, asked.message)
             elif time.perf_counter() - asked.since > limit:
-                self._failed[client] = failure(self._grid.why_silent(asked.key), asked.message)
-                self._grid.give_up(asked.key)
+                self._failed[client] = failure(self.grid.why_silent(asked.key), asked.message)
+                self.grid.give_up(asked.key)

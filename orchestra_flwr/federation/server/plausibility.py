@@ -14,7 +14,7 @@ clients that change nothing, which could make all others look too large.
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -25,8 +25,8 @@ from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.replies import BadReplyError, Reply
 from orchestra_flwr.federation.messages.schema import Schema
 from orchestra_flwr.federation.server.round_report import Moved
+from orchestra_flwr.federation.vector_blocks import blocks_of
 
-BLOCK = 1 << 16  # values that are worked at a time: they stay in a core's cache
 LAST = 5  # stages whose medians are remembered
 WEIGHTS, STATISTICS = "weights", "statistics"
 
@@ -43,35 +43,25 @@ def with_last(usual: Usual, stages: Sequence[Mapping[str, Moved]]) -> dict[str, 
     return latest
 
 
+@dataclass
 class Plausibility:
     """Judges the replies of a stage, most of them at once.
 
     A reply that exceeds the bound of the model and of the last stages waits in a file that has no
     name, until all are there. Memory is a few numbers for each reply.
-
-    Args:
-        schema: of the shared state.
-        times: `federation.max_update`; None: all is plausible.
-        usual: medians of the last stages.
-        sent: makes the (size,) float32 state of a model as clients received it.
-        folder: for the file; None: the system's.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        times: float | None,
-        usual: Usual,
-        sent: Callable[[str], np.ndarray],
-        folder: Path | None = None,
-    ) -> None:
-        self._times = times
-        self._usual = usual
-        self._sent = sent
-        self._folder = folder
-        self._size = schema.size
-        self._statistics = schema.statistics
-        self._weights = [*_blocks_between([span for span, _ in schema.statistics], schema.size)]
+    schema: Schema  # of the shared state
+    times: float | None  # `federation.max_update`; None: all is plausible
+    usual: Usual  # medians of the last stages
+    sent: Callable[[str], np.ndarray]  # makes the (size,) float32 state as clients received it
+    folder: Path | None = None  # for the file; None: the system's
+
+    def __post_init__(self) -> None:
+        spans = [span for span, _ in self.schema.statistics]
+        starts = [0, *(span.stop for span in spans)]
+        ends = [*(span.start for span in spans), self.schema.size]
+        self._weights = [*blocks_of(map(slice, starts, ends))]
         self._models: dict[str, Norms] = {}  # what was sent
         self._moved: dict[str, Norms] = {}  # by client
         self._refused: set[str] = set()
@@ -84,16 +74,16 @@ class Plausibility:
         Raises:
             OSError: it cannot be written to the file.
         """
-        if self._times is None or reply.shared is None:
+        if self.times is None or reply.shared is None:
             return True
-        sent = self._sent(reply.model)
+        sent = self.sent(reply.model)
         if reply.model not in self._models:
             self._models[reply.model] = self._norms(sent)
         moved = self._moved[task.client] = self._norms(reply.shared, sent)
         if all(norm <= self._bound(reply.model, kind) for kind, norm in moved.items()):
             return True
         if self._file is None:
-            self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed by `late`)
+            self._file = TemporaryFile(dir=self.folder)  # noqa: SIM115 (closed by `late`)
         self._file.write(reply.shared.data)
         self._waiting.append((task, replace(reply, shared=None)))
         return False
@@ -103,7 +93,7 @@ class Plausibility:
         if self._file is not None:
             self._file.seek(0)
             for task, reply in self._waiting:
-                state = np.frombuffer(self._file.read(4 * self._size), np.float32)
+                state = np.frombuffer(self._file.read(4 * self.schema.size), np.float32)
                 reason = self._reason(task.client, reply.model)
                 if reason is not None:
                     self._refused.add(task.client)
@@ -122,19 +112,19 @@ class Plausibility:
             if not norm <= (bound := self._bound(model, kind, others)):
                 return BadReplyError(
                     f"it changed the model's {kind} by {norm:.3g} (L2 norm), at most {bound:.3g} "
-                    f"is plausible (federation.max_update={self._times:g})"
+                    f"is plausible (federation.max_update={self.times:g})"
                 )
         return None
 
     def _bound(self, model: str, kind: str, others: Sequence[float] | None = None) -> float:
         """What a norm may be, as far as it is known without the others."""
-        assert self._times is not None
-        own = self._models[model][kind] or self._size**0.5  # a model of zeros has no size
-        last = self._usual.get(kind, ())
+        assert self.times is not None
+        own = self._models[model][kind] or self.schema.size**0.5  # a model of zeros has no size
+        last = self.usual.get(kind, ())
         usual = [statistics.median(last)] if last else []
         if others is not None:
             usual.append(statistics.median([*last, *others] or [own]))
-        return max(own, self._times * max(usual, default=0))
+        return max(own, self.times * max(usual, default=0))
 
     def _norms(self, state: np.ndarray, before: np.ndarray | None = None) -> Norms:
         """Of the difference of two states; of the state itself without another."""
@@ -144,10 +134,10 @@ class Plausibility:
             return _squared_norm(scale(state[span]), other)
 
         norms = {WEIGHTS: math.sqrt(sum(map(squared, self._weights)))}
-        if self._statistics:
+        if self.schema.statistics:
             deviations = (
                 squared(span, np.sqrt) if is_variance else squared(span)
-                for span, is_variance in self._statistics
+                for span, is_variance in self.schema.statistics
             )
             norms[STATISTICS] = math.sqrt(sum(deviations))
         return norms
@@ -161,11 +151,3 @@ def _squared_norm(values: np.ndarray, others: np.ndarray | np.float32) -> float:
     if math.isfinite(square):
         return square
     return float(np.square(np.subtract(values, others, dtype=np.float64)).sum())
-
-
-def _blocks_between(spans: Sequence[slice], size: int) -> Iterator[slice]:
-    """What is left of a vector without these spans, in blocks."""
-    ends = [*(span.start for span in spans), size]
-    for start, end in zip([0, *(span.stop for span in spans)], ends, strict=True):
-        for block in range(start, end, BLOCK):
-            yield slice(block, min(block + BLOCK, end))

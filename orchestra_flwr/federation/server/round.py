@@ -73,29 +73,21 @@ class Round:
 class Federation:
     """What stays the same from round to round on the server.
 
-    Attributes:
-        config: the run's configuration.
-        models: the server's models, which every stage changes.
-        exchange: who talks with whom.
-        release: what clients contribute beside their state; None: nothing.
-        on_client: called with each client's name and whether its reply was used.
-        folder: for what does not fit into memory; None: the system's.
-        frozen: what nobody trains; None: all is trained.
-        key: the run's secret, from which noise and cohorts are drawn; only with
-            `privacy.noise_multiplier`, and not where clients add the noise to their sum.
-
     Raises:
         ValueError: noise is asked for without a key to draw it from.
     """
 
-    config: Config
-    models: Models
-    exchange: Exchange
-    release: Release | None
+    config: Config  # the run's configuration
+    models: Models  # the server's models, which every stage changes
+    exchange: Exchange  # who talks with whom
+    release: Release | None  # what clients contribute beside their state; None: nothing
+    # Called with each client's name and whether its reply was used
     on_client: Callable[[str, bool], None] = lambda client, ok: None
+    # The run's secret, from which noise and cohorts are drawn; only with
+    # `privacy.noise_multiplier`, and not where clients add the noise to their sum
     key: bytes | None = None
-    folder: Path | None = None
-    frozen: FrozenWeights | None = None
+    folder: Path | None = None  # for what does not fit into memory; None: the system's
+    frozen: FrozenWeights | None = None  # what nobody trains; None: all is trained
 
     def __post_init__(self) -> None:
         privacy = self.config.privacy

@@ -10,9 +10,6 @@ def check_round(
     """Says, when all stages are over, whether the round's result may be kept.
 
     Args:
-        federation: its.
-        round_: the round.
-        report: what happened in it.
         earlier: the round before the last one to which the run can go back; None: to none.
 
     Raises:

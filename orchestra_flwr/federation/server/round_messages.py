@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.exchanges import Stage, Task
@@ -26,25 +26,15 @@ from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 
 @dataclass(frozen=True)
 class RoundMessages:
-    """Sends what a round asks of its clients, and updates the models by the replies.
+    """Sends what a round asks of its clients, and updates the models by the replies."""
 
-    Attributes:
-        grid: yields replies in the order of the messages.
-        federation: the run's, with its models.
-        members: the clients; who did not answer, or was late, is noted there.
-        folder: the run's.
-        progress: what a person sees.
-        timeline: the virtual time of a simulation with a clock.
-        work: of real clients that begin and end when they can.
-    """
-
-    grid: Grid
+    grid: Grid  # yields replies in the order of the messages
     federation: Federation
-    members: Members
+    members: Members  # who did not answer, or was late, is noted there
     folder: RunFolder
     progress: Progress
-    timeline: Timeline | None
-    work: OutstandingWork | None = None
+    timeline: Timeline | None  # the virtual time of a simulation with a clock
+    work: OutstandingWork | None  # of real clients that begin and end when they can
 
     @property
     def ends_early(self) -> bool:
@@ -87,7 +77,7 @@ class RoundMessages:
             self._arrived(round_, stage, report, self.work)
             return
         strategy = OrchestraStrategy(self.federation, round_, stage, report, number)
-        messages = strategy.configure_train(round_.number, ArrayRecord(), ConfigRecord(), self.grid)
+        messages = strategy.configure_train(round_.number)
         if self.ends_early and not round_.versions:
             strategy.aggregate_first(self._first_replies(round_, strategy, messages))
             return
@@ -122,11 +112,7 @@ class RoundMessages:
         self, round_: Round, strategy: OrchestraStrategy, messages: Iterable[Message]
     ) -> Iterator[Arrival]:
         """The replies of a stage that does not wait for all."""
-        limit = (
-            self.federation.config.federation.round_timeout
-            if round_.limit is None
-            else round_.limit
-        )
+        limit = round_.limit or self.federation.config.federation.round_timeout
         if self.timeline is None:
             grid: Any = self.grid  # of real clients
             return iter(grid.receive_first(messages, strategy.needed, limit))
@@ -145,9 +131,7 @@ class RoundMessages:
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         now = replace(round_, versions={})
         strategy = OrchestraStrategy(self.federation, now, stage, report)
-        messages = strategy.configure_evaluate(
-            round_.number, ArrayRecord(), ConfigRecord(), self.grid
-        )
+        messages = strategy.configure_evaluate(round_.number)
         self.progress.round_started(round_.number, len(asked), "scoring")
         timeout = self.federation.config.federation.round_timeout
         replies = self.grid.send_and_receive(messages, timeout=timeout)

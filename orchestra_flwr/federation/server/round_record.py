@@ -1,11 +1,12 @@
 """What is recorded of a run's rounds: the lines of `metrics.jsonl`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import Drift, spread_over_clients
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.evaluator import Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
@@ -14,15 +15,13 @@ from orchestra_flwr.privacy.updates import composed_epsilon
 MAX_NAMED = 5  # clients in a line
 
 
-def round_record(
-    round_: Round, report: RoundReport, seconds: float, scores: Scores | None
-) -> dict[str, Any]:
+def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
     loss = with_prefix(report.metrics, "loss/")
     failed = {*report.late, *(each.client for each in report.dropped)}
     record: dict[str, Any] = {
         "round": round_.number,
-        "seconds": seconds,
+        "seconds": report.seconds,
         "clients": {
             "cohort": len(round_.cohort),
             "ok": len(round_.cohort) - len(failed),
@@ -67,12 +66,16 @@ def late_line(round_: Round, report: RoundReport) -> list[str]:
     """Who was late in a round, for a person; [] where nobody was."""
     if not report.late:
         return []
-    named = ", ".join(report.late[:MAX_NAMED])
-    more = f" and {len(report.late) - MAX_NAMED} more" if len(report.late) > MAX_NAMED else ""
     return [
         f"{len(report.late)} of {len(round_.cohort)} clients were late, and their work does not "
-        f"count: {named}{more}"
+        f"count: {named(report.late)}"
     ]
+
+
+def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
+    """Some names for a line; of very many the first."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:
@@ -84,17 +87,12 @@ def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:
     }
 
 
-def with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """The metrics whose names begin with a prefix, without it."""
-    return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
-
-
-def overhead(report: RoundReport, seconds: float, workers: int) -> float:
+def overhead(report: RoundReport, workers: int) -> float:
     """The fraction of the workers' time in a round in which no client was at work.
 
     A cohort that is no multiple of the workers leaves some of them without a client at the end.
     """
-    return 1 - report.client_seconds / (workers * seconds)
+    return 1 - report.client_seconds / (workers * report.seconds)
 
 
 def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | str] | str:

@@ -58,6 +58,7 @@ class RoundReport:
     """What happened in a round, for the metrics.
 
     Attributes:
+        seconds: that it took, without its evaluation.
         asked: tasks of all stages so far; of a stage that does not wait for all, so many as end it.
         answered: those of them that were answered well.
         dropped: those whose replies were not used.
@@ -88,6 +89,7 @@ class RoundReport:
         client_seconds: of all clients together, as they report them.
     """
 
+    seconds: float = 0.0
     asked: int = 0
     answered: int = 0
     dropped: list[Dropped] = field(default_factory=list)
@@ -130,7 +132,6 @@ class RoundReport:
 
         Args:
             before: the same before this round.
-            number: of this round.
             versions: by client the round whose model it began with, where that is another than the
                 last: the client knows its work by the round after that.
         """

@@ -1,6 +1,7 @@
 """What a run promises about privacy: its secret, its ledger of releases, and what is reported."""
 
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,9 @@ from orchestra_flwr.privacy.server_ledger import ServerLedger
 from orchestra_flwr.privacy.updates import add_noisy_round
 
 
+@dataclass
 class RunPrivacy:
     """Keeps account of noisy averages and of private releases, over all sessions of a run.
-
-    Args:
-        config: the run's configuration.
-        release: what clients contribute beside their state; None: nothing.
-        folder: of the checkpoint, where the secret and the ledger are.
-        replays: whether a client that is asked for a round once more does the same to the bit.
-        signed: whether clients have registered keys, and sign with them.
-        message: shows a line to a person.
 
     Attributes:
         key: the run's secret, from which noise and cohorts are drawn; None: the server adds none.
@@ -32,35 +26,30 @@ class RunPrivacy:
         ConfigError: the ledger cannot be read.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        release: Release | None,
-        folder: Path,
-        *,
-        replays: bool,
-        signed: bool,
-        message: Callable[[str], None],
-    ) -> None:
-        self._config = config
-        self._release = release
-        self._message = message
-        self._noisy = config.privacy.noise_multiplier > 0
-        self._signed = signed
-        self._sums = config.privacy.secure_aggregation
-        self.key = noise_key(folder) if self._noisy and not self._sums else None
+    config: Config
+    release: Release | None  # what clients contribute beside their state; None: nothing
+    folder: Path  # of the checkpoint, where the secret and the ledger are
+    _: KW_ONLY
+    replays: bool  # whether a client that is asked for a round once more does the same to the bit
+    signed: bool  # whether clients have registered keys, and sign with them
+    message: Callable[[str], None]  # shows a line to a person
+
+    def __post_init__(self) -> None:
+        privacy = self.config.privacy
+        self._noisy = privacy.noise_multiplier > 0
+        self._sums = privacy.secure_aggregation
+        self.key = noise_key(self.folder) if self._noisy and not self._sums else None
         if self._sums:
             mode = "; ".join(f"{name}: {value}" for name, value in self._mode.items())
-            message(f"secure aggregation: the server sees sums of updates alone ({mode})")
+            self.message(f"secure aggregation: the server sees sums of updates alone ({mode})")
         self._ledger: ServerLedger | None = None
-        mechanism = release.mechanism if release else None
-        if mechanism is not None:
+        if self.release and self.release.mechanism is not None:
             self._ledger = ServerLedger(
-                folder / "releases.jsonl",
-                mechanism,
-                delta=config.privacy.delta,
-                total_epsilon=config.privacy.total_epsilon,
-                replays=replays,
+                self.folder / "releases.jsonl",
+                self.release.mechanism,
+                delta=privacy.delta,
+                total_epsilon=privacy.total_epsilon,
+                replays=self.replays,
             )
 
     def exhausted(self, clients: Collection[str], round_: int) -> frozenset[str]:
@@ -73,17 +62,17 @@ class RunPrivacy:
         What may have left a client is so never missing in the ledger.
         """
         self._check_delta(round_)
-        if self._ledger is None or self._release is None:
+        if self._ledger is None or self.release is None:
             return
-        if round_.number < self._release.first_round:
+        if round_.number < self.release.first_round:
             return
         spent = [client for client in round_.cohort if client in round_.exhausted]
         asked = [client for client in round_.cohort if client not in round_.exhausted]
         self._ledger.ask(round_.number, asked)
         if spent:
-            self._message(
+            self.message(
                 f"round {round_.number}: {len(spent)} of {len(round_.cohort)} clients have spent "
-                f"privacy.total_epsilon and send no {self._release.label}"
+                f"privacy.total_epsilon and send no {self.release.label}"
             )
 
     def drawn(self, before: list[list[int]], round_: Round) -> list[list[int]]:
@@ -96,9 +85,9 @@ class RunPrivacy:
 
     def metrics(self, drawn: list[list[int]]) -> dict[str, Any]:
         """What is known about privacy after a round."""
-        privacy: dict[str, Any] = {"updates": update_privacy(self._config, drawn)}
-        if self._ledger and self._release:
-            privacy[self._release.label] = self._ledger.metrics()
+        privacy: dict[str, Any] = {"updates": update_privacy(self.config, drawn)}
+        if self._ledger and self.release:
+            privacy[self.release.label] = self._ledger.metrics()
         return privacy
 
     def summary(self, drawn: list[list[int]]) -> dict[str, Any]:
@@ -106,10 +95,10 @@ class RunPrivacy:
         entries: dict[str, Any] = {"privacy": self.metrics(drawn)}
         if self._sums:
             entries["secure_aggregation"] = self._mode
-        if self._release:
-            entries["released"] = self._release.label
-        if self._release and self._release.exposes:
-            entries["not_private"] = f"{self._release.exposes} left the clients"
+        if self.release:
+            entries["released"] = self.release.label
+        if self.release and self.release.exposes:
+            entries["not_private"] = f"{self.release.exposes} left the clients"
         if self._ledger:
             entries["epsilon_spent"] = self._ledger.spent()
         return entries
@@ -118,7 +107,7 @@ class RunPrivacy:
     def _mode(self) -> dict[str, str]:
         """Of secure aggregation. Whether a client checks the others' keys it alone knows."""
         noise = "a share of each client" if self._noisy else "none"
-        return {"noise": noise, "keys": "signed" if self._signed else "not signed"}
+        return {"noise": noise, "keys": "signed" if self.signed else "not signed"}
 
     @property
     def is_accounted(self) -> bool:
@@ -127,9 +116,9 @@ class RunPrivacy:
 
     def _check_delta(self, round_: Round) -> None:
         """Real clients come and go: the configuration knows the least of them only."""
-        delta, clients = self._config.privacy.delta, len(round_.nodes)
+        delta, clients = self.config.privacy.delta, len(round_.nodes)
         if self._noisy and delta >= 1 / clients:
-            self._message(
+            self.message(
                 f"round {round_.number}: privacy.delta={delta:g} protects none of {clients} "
                 f"clients, it must be below {1 / clients:.3g}: this run is not covered by "
                 "differential privacy any more"

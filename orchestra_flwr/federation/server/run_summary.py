@@ -24,11 +24,6 @@ def run_summary(
     """The entries of the encoder that is kept: scores, the start's beside them, and its round's.
 
     Args:
-        config: of the run.
-        method: whose backbones are saved.
-        position: where the run ended.
-        metrics: its rounds' records.
-        evaluator: of the run.
         best: the encoder that is kept, where it is not the last one.
     """
     kept = position.round if best.round is None else best.round

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,36 +23,24 @@ from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
 
 
+@dataclass
 class StageUpdate:
     """Adds replies up one by one, then updates every model that one of them entered.
 
     Memory is that of a running sum for each of these models, however many replies there are. A
     model that is sent to one client only, whose result enters no other, is updated at once.
-
-    Args:
-        federation: what all rounds share; :meth:`apply` changes its models.
-        round_: the round.
-        stage: the stage.
-        report: what happens is added to it.
-        number: of the stage in the round.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        round_: Round,
-        stage: Stage,
-        report: RoundReport,
-        number: int,
-    ) -> None:
-        self._federation = federation
-        self._round = round_
-        self._stage = stage
-        self._report = report
-        self._number = number
-        self._config = federation.config
-        self._schemas = federation.schemas
-        self._models = federation.models
+    federation: Federation  # :meth:`apply` changes its models
+    round: Round
+    stage: Stage
+    report: RoundReport  # what happens is added to it
+    number: int  # of the stage in the round
+
+    def __post_init__(self) -> None:
+        self._config = self.federation.config
+        self._schemas = self.federation.schemas
+        self._models = self.federation.models
         self._sent: dict[str, np.ndarray] = {}  # by model, as clients decode it
         self._means: dict[str, Aggregation] = {}
         self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
@@ -59,7 +48,7 @@ class StageUpdate:
         self._results: dict[str, int] = {}  # good ones that entered each model
         self._independent = self._independent_models()
         self._drifts: dict[str, StreamingDrift] = {}
-        self._measures_drift = self._config.evaluation.drift and round_.evaluated
+        self._measures_drift = self._config.evaluation.drift and self.round.evaluated
 
     def apply(self) -> None:
         """Sets the shared state of the models, and lets the method make their server state.
@@ -67,26 +56,26 @@ class StageUpdate:
         Raises:
             FederationError: a state is not finite.
         """
-        minimum = self._federation.exchange.min_results()
+        minimum = self.federation.exchange.min_results()
         for name in [name for name, count in self._results.items() if count < minimum]:
             self._means.pop(name, None)
             self._contributions.pop(name, None)
-            self._report.below_minimum.add(name)
+            self.report.below_minimum.add(name)
         # Every average before any is set: a model may be averaged with another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._update_model(name, states.pop(name), self._sent.get(name))
         drifts = [drift.result() for drift in self._drifts.values()]
-        self._report.drifts += [drift for drift in drifts if drift is not None]
-        if self._stage.mixing:
-            self._models.mix(self._stage.mixing)
+        self.report.drifts += [drift for drift in drifts if drift is not None]
+        if self.stage.mixing:
+            self._models.mix(self.stage.mixing)
         self._update_server_states()
 
     def add(self, task: Task, reply: Reply) -> None:
         """Adds a good reply to the means and rows that it enters, and to the report."""
         weight = self._weight(reply)
-        enters = self._federation.exchange.enters
-        trained = [reply.model] if self._round.trains else task.models
+        enters = self.federation.exchange.enters
+        trained = [reply.model] if self.round.trains else task.models
         shares = {name: share for m in trained for name, share in enters(task, m).items()}
         if reply.shared is not None:
             self._notify_exchange(task, reply.model, reply.shared)
@@ -106,24 +95,24 @@ class StageUpdate:
             rows = self._contributions.setdefault(name, {})
             for array_name, array in reply.contributions.items():
                 rows.setdefault(array_name, []).append(array)
-        self._report.results.append((task.client, weight, reply.metrics))
-        self._report.examples += reply.examples
-        self._report.client_seconds += reply.metrics.get("seconds", 0.0)
+        self.report.results.append((task.client, weight, reply.metrics))
+        self.report.examples += reply.examples
+        self.report.client_seconds += reply.metrics.get("seconds", 0.0)
         sent = any(map(len, reply.contributions.values()))
-        if self._round.trains:
-            self._report.trained.add(task.client)
+        if self.round.trains:
+            self.report.trained.add(task.client)
         if sent:
-            self._report.contributors.add(task.client)
+            self.report.contributors.add(task.client)
         if SMALLEST_GROUP in reply.metrics:
             size = int(reply.metrics[SMALLEST_GROUP]) if sent else 0
-            self._report.smallest_groups[task.client] = size
+            self.report.smallest_groups[task.client] = size
 
     def _independent_models(self) -> frozenset[str]:
         """Models that one task alone is sent and enters: they need not wait for the others."""
-        exchange = self._federation.exchange
+        exchange = self.federation.exchange
         if exchange.min_results() > 1:
             return frozenset()
-        tasks = self._stage.tasks
+        tasks = self.stage.tasks
         sent = Counter(name for task in tasks for name in task.models)
         enters = [{n for m in task.models for n in exchange.enters(task, m)} for task in tasks]
         entered = Counter(name for names in enters for name in names)
@@ -138,7 +127,7 @@ class StageUpdate:
         """Shows a result to the exchange."""
         before = partial(self.as_received, model)
         result = Result(task.client, model, state, before, self._models.trained_spans)
-        self._federation.exchange.result(result)
+        self.federation.exchange.result(result)
 
     def _add_drift(self, model: str, state: np.ndarray, weight: float) -> None:
         if model not in self._drifts:
@@ -148,7 +137,7 @@ class StageUpdate:
 
     def _weight(self, reply: Reply) -> float:
         weighting = self._config.federation.weighting
-        images = self._round.counted(reply.examples)
+        images = self.round.counted(reply.examples)
         if weighting == "batches":  # full ones, as the published code counts them
             return max(1, images // self._config.training.batch_size)
         if weighting == "uniform":
@@ -171,20 +160,20 @@ class StageUpdate:
             rule: Aggregation = self._config.aggregation.build(self._schemas.shared.size, sent)
             return rule
         noise = None
-        if self._federation.key is not None:
+        if self.federation.key is not None:
             noise = partial(self._noise, privacy.noise_multiplier * privacy.clip)
-        return ClippedMean(self.as_received(model), privacy.clip, len(self._stage.tasks), noise)
+        return ClippedMean(self.as_received(model), privacy.clip, len(self.stage.tasks), noise)
 
     def _noise(self, deviation: float) -> np.ndarray:
-        assert self._federation.key is not None
+        assert self.federation.key is not None
         size = self._schemas.shared.size
-        return deviation * standard_normals(self._federation.key, self._round.number, size)
+        return deviation * standard_normals(self.federation.key, self.round.number, size)
 
     def _new_state(self, model: str) -> np.ndarray:
         try:
             mean = self._means.pop(model).result()
         except TooFewResultsError as error:
-            raise FederationError(f"round {self._round.number}: {error}") from error
+            raise FederationError(f"round {self.round.number}: {error}") from error
         if mean.shape != (size := (self._schemas.shared.size,)) or mean.dtype != np.float32:
             raise FederationError(
                 f"aggregation={self._config.aggregation.name}: returned {mean.dtype} {mean.shape}, "
@@ -213,7 +202,7 @@ class StageUpdate:
                 keys.append("server_optimizer.lr")
             if self._config.privacy.noise_multiplier > 0:
                 keys.append("privacy.noise_multiplier")
-            number = self._round.number
+            number = self.round.number
             raise FederationError(
                 f"round {number}: the server's model would no longer be finite; this round is not "
                 f"kept, and resume= goes on after round {number - 1}. A new run with a smaller "
@@ -221,7 +210,7 @@ class StageUpdate:
             ) from error
 
     def _update_server_states(self) -> None:
-        if self._federation.release is None:
+        if self.federation.release is None:
             return
         started = time.perf_counter()
         contributed = False
@@ -231,17 +220,17 @@ class StageUpdate:
                 contributed = True
                 self._update_server_state(name, stacked)
         if contributed:
-            self._report.contributed = True
-            self._report.server_seconds += time.perf_counter() - started
+            self.report.contributed = True
+            self.report.server_seconds += time.perf_counter() - started
 
     def _update_server_state(self, model: str, stacked: Mapping[str, torch.Tensor]) -> None:
-        path: Sequence[int | str] = [self._round.number]
-        if self._number > 0 or model != self._models.first:
-            path = [*path, self._number, model]
+        path: Sequence[int | str] = [self.round.number]
+        if self.number > 0 or model != self._models.first:
+            path = [*path, self.number, model]
         generator = torch_generator(self._config.seed, "server", *path)
         with torch_threads(self._config.training.threads):
             method = self._models.load(model).method
             assert isinstance(method, Contributes)
             measures = method.update_server_state(stacked, generator)
         if model == self._models.first:
-            self._report.server_measures = dict(measures)
+            self.report.server_measures = dict(measures)

@@ -19,9 +19,7 @@ def starting_models(
     """The models of a new run, or of one that goes on before its checkpoint is read.
 
     Args:
-        config: of the run.
         exchange: says which models there are, and from which seeds they begin.
-        members: the clients, by whose names there may be models.
         folder: of the run; models that wait may be on its disk.
     """
     begun = has_checkpoint(folder.checkpoint)
@@ -40,9 +38,7 @@ def frozen_weights(models: Models, members: Members, folder: RunFolder) -> Froze
     """What nobody trains, written once; a run that goes on begins with what it finds.
 
     Args:
-        models: the server's, which get it.
         members: the clients, which are told of it.
-        folder: of the run.
 
     Raises:
         FederationError: it is not there any more, or damaged.

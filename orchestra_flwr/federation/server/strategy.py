@@ -6,7 +6,7 @@ Which method runs and which exchange makes no difference here.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from orchestra_flwr.federation.messages.fields import (
     LOCAL_SCORES,
     MODELS,
     PERSONAL,
+    with_prefix,
 )
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
@@ -36,7 +37,6 @@ from orchestra_flwr.federation.messages.replies import (
 from orchestra_flwr.federation.messages.schema import for_models
 from orchestra_flwr.federation.server.plausibility import Plausibility, with_last
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_record import with_prefix
 from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
@@ -44,57 +44,47 @@ from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.methods import Role
 
 
+@dataclass
 class OrchestraStrategy(Strategy):
     """One stage of one round (Algorithm 2): averages, and the server state that methods make.
 
     Replies must come in the order of the messages, as the grids of
     :mod:`orchestra_flwr.federation.engines` yield them.
 
-    Args:
-        federation: what all rounds share; its models are changed.
-        round_: the round.
-        stage: the tasks of the stage.
-        report: what happens is added to it.
-        number: of the stage in the round.
-
     Attributes:
         began: when the first client was asked, as `time.perf_counter` counts: no client can have
             worked for longer.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        round_: Round,
-        stage: Stage,
-        report: RoundReport,
-        number: int = 0,
-    ) -> None:
-        self.federation = federation
-        self.round = round_
-        self.stage = stage
-        self.report = report
-        self.number = number
-        self._config = federation.config
-        self._schemas = federation.schemas
-        self._models = federation.models
+    federation: Federation  # its models are changed
+    round: Round
+    stage: Stage
+    report: RoundReport  # what happens is added to it
+    number: int = 0  # of the stage in the round
+    entries: Callable[[str], Mapping[str, Any]] = lambda client: {}  # more that a task says
+
+    def __post_init__(self) -> None:
+        self._config = self.federation.config
+        self._schemas = self.federation.schemas
+        self._models = self.federation.models
         self.began = time.perf_counter()
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
     ) -> Iterator[Message]:
         """One message for every task, in the tasks' order, made when it is asked for.
 
-        Args:
-            server_round: the round's number.
-            arrays: not read: each task names the models that it is sent.
-            config: entries for every task.
-            grid: not read.
+        Flower's arguments are not read but for `config`, entries for every task: the round is
+        known, and each task names the models that it is sent.
         """
         for task, record in self._messages_per_task():
-            entries = {**config, **self._task_entries(task)}
+            entries = {**(config or {}), **self._task_entries(task), **self.entries(task.client)}
             yield self._message(MessageType.TRAIN, task.client, record, entries)
 
     def _task_entries(self, task: Task) -> dict[str, Any]:
@@ -180,12 +170,16 @@ class OrchestraStrategy(Strategy):
         return MetricRecord(dict(self.report.metrics))
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
     ) -> Iterator[Message]:
         """As :meth:`configure_train`, if clients are to score the encoder; else no message."""
         if not self._config.evaluation.asks_clients:
             return
-        entries = {**config, **self.round.state_location}
+        entries = {**(config or {}), **self.round.state_location}
         for task, record in self._messages_per_task():
             yield self._message(MessageType.EVALUATE, task.client, record, entries)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from flwr.app import Message
@@ -16,6 +17,7 @@ from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.seeding import derive
 
 
+@dataclass
 class Timeline:
     """Virtual seconds since the run began, at midnight. The server's own work takes none.
 
@@ -23,37 +25,27 @@ class Timeline:
     has been sent, each at the device's speed. Who is away goes on later; who is late works on, and
     cannot be asked before that has ended.
 
-    Args:
-        config: of the run.
-        devices: of the clients.
-        images: of each client.
-        schemas: of what travels.
-
     Attributes:
         now: seconds.
     """
 
     resumable = True
 
-    def __init__(
-        self,
-        config: Config,
-        devices: Mapping[str, Device],
-        images: Mapping[str, int],
-        schemas: Schemas,
-    ) -> None:
+    config: Config
+    devices: Mapping[str, Device]  # of the clients
+    images: Mapping[str, int]  # of each client
+    schemas: Schemas  # of what travels
+
+    def __post_init__(self) -> None:
         self.now = 0.0
-        self._devices = devices
-        self._images = images
-        self._seed = config.seed
-        self._epochs = config.training.local_epochs
-        self._down = _bytes(schemas, Role.SHARED.value) + 4 * schemas.server.size
-        self._up = _bytes(schemas, schemas.reply)
-        release = release_of(config)
+        self._down = _bytes(self.schemas, Role.SHARED.value) + 4 * self.schemas.server.size
+        self._up = _bytes(self.schemas, self.schemas.reply)
+        release = release_of(self.config)
         rows = release.rows.values() if release else ()
         self._rows = sum(4 * most * width for most, width in rows)
         self._busy: dict[str, float] = {}  # until when clients work on what nobody waits for
-        self._fingerprint = hashlib.sha256(repr(sorted(devices.items())).encode()).hexdigest()[:16]
+        table = repr(sorted(self.devices.items())).encode()
+        self._fingerprint = hashlib.sha256(table).hexdigest()[:16]
 
     @classmethod
     def of(cls, config: Config, images: Mapping[str, int], schemas: Schemas) -> Self | None:
@@ -80,7 +72,6 @@ class Timeline:
         """The clients, at least one, that are there and not at work; time passes until one is.
 
         Args:
-            clients: their names.
             wait: False: no time passes, and there may be none.
         """
         times = {client: self._free_from(client) for client in clients}
@@ -89,18 +80,17 @@ class Timeline:
         return [client for client in clients if times[client] <= self.now]
 
     def _free_from(self, client: str) -> float:
-        return self._devices[client].back(max(self.now, self._busy.get(client, 0.0)))
+        return self.devices[client].back(max(self.now, self._busy.get(client, 0.0)))
 
     def end(self, client: str, *, trains: bool, models: int = 1) -> float:
         """When the reply of a client comes that is asked now; it ends other work first.
 
         Args:
-            client: its name.
             models: that it is sent.
             trains: whether it trains, or looks at each image once and sends no state.
         """
-        device = self._devices[client]
-        images = self._images[client] * (self._epochs if trains else 1)
+        device = self.devices[client]
+        images = self.images[client] * (self.config.training.local_epochs if trains else 1)
         seconds = models * self._down / device.down + images / device.images_per_second
         seconds += (self._rows + self._up * trains) / device.up
         return device.end(max(self.now, self._busy.get(client, 0.0)), seconds)
@@ -108,7 +98,7 @@ class Timeline:
     def busy(self) -> int:
         """How many clients are there, and at work on what nobody waits for."""
         working = [client for client, end in self._busy.items() if end > self.now]
-        return sum(self._devices[client].back(self.now) <= self.now for client in working)
+        return sum(self.devices[client].back(self.now) <= self.now for client in working)
 
     def begin(self, clients: Sequence[str]) -> list[float]:
         """When the replies of clients come that begin to train now."""
@@ -139,12 +129,10 @@ class Timeline:
         Clients that are late do not work at all here: nobody would see the result.
 
         Args:
-            grid: of the engine.
             messages: of a stage.
             tasks: theirs, in the same order.
             needed: how many more good replies are; asked again when those that came were yielded.
             limit: seconds after which nobody is waited for.
-            trains: whether clients train.
         """
         began = self.now
         ends = [self.end(t.client, trains=trains, models=len(t.models)) for t in tasks]
@@ -152,7 +140,7 @@ class Timeline:
             self._busy[task.client] = end
         in_time = [place for place, end in enumerate(ends) if end <= began + limit]
         # Of replies that come at once others are first each time: else some would never count.
-        ties = [derive(self._seed, "at once", task.client, repr(began)) for task in tasks]
+        ties = [derive(self.config.seed, "at once", task.client, repr(began)) for task in tasks]
         in_time.sort(key=lambda place: (ends[place], ties[place]))
         made, skipped = enumerate(messages), dict[int, Message]()
         while in_time and (count := needed()) > 0:

@@ -6,15 +6,14 @@ write Delta for that change, m and v for its first and second moment, tau for `e
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Plugin, Section
-
-BLOCK = 1 << 16  # values that are turned into float64 at once: they stay in the processor's cache
+from orchestra_flwr.federation.vector_blocks import blocks_of
 
 
 class ServerOptimizer(Plugin, ABC):
@@ -124,7 +123,7 @@ class ElementwiseOptimizer(ServerOptimizer):
                 raise ValueError(
                     f"expected float32 ({self.size},), got {array.dtype} {array.shape}"
                 )
-        blocks = list(_blocks(trained, self.size))
+        blocks = list(blocks_of(_checked(trained, self.size)))
         self._steps += 1
         for block in blocks:
             update = np.subtract(mean[block], before[block], dtype=np.float64)
@@ -186,16 +185,15 @@ class AdaptiveOptimizer(ElementwiseOptimizer):
         return change
 
 
-def _blocks(spans: Sequence[slice], size: int) -> Iterator[slice]:
-    """The spans in order, cut into slices of at most `BLOCK` values.
+def _checked(spans: Sequence[slice], size: int) -> list[slice]:
+    """The spans in order.
 
     Raises:
         ValueError: spans overlap, go backwards or leave the array.
     """
-    end = 0
-    for span in sorted(spans, key=lambda span: (span.start, span.stop)):
+    end, ordered = 0, sorted(spans, key=lambda span: (span.start, span.stop))
+    for span in ordered:
         if span.step not in (None, 1) or not end <= span.start <= span.stop <= size:
             raise ValueError(f"{span} overlaps another slice or leaves an array of {size} values")
         end = span.stop
-        for start in range(span.start, span.stop, BLOCK):
-            yield slice(start, min(start + BLOCK, span.stop))
+    return ordered

@@ -117,7 +117,7 @@ def test_of_an_encoder_that_comes_a_client_sends_a_word(
     offer[ENCODER] = text.replace("convnet", "HIV_positive")
     one.ask(ENCODER_KIND, RecordDict({CONFIG: ConfigRecord(offer), ARRAYS: arrays}))
     assert b"wanted" in one.sent and b"stored" in one.sent
-    assert one.errors == [(Failure.FAILED.value, "failed")]
+    assert one.errors == [(Failure.FAILED.code, "failed")]
     assert str(tmp_path) in "".join(said)  # the person at the client is told
     assert_nothing_leaks(one.sent)
 
@@ -155,6 +155,6 @@ def test_a_failure_sends_nothing_but_its_word(
     content[CONFIG] = ConfigRecord({**content[CONFIG], "schema": "HIV_positive"})
     one.ask("train", content)
     unreadable, failed = Failure.DATA_UNREADABLE, Failure.FAILED
-    assert one.errors == [(each.value, each.word) for each in (unreadable, failed)]
+    assert one.errors == [(each.code, each.word) for each in (unreadable, failed)]
     assert "HIV_positive" in "".join(said)
     assert_nothing_leaks(one.sent)

@@ -75,7 +75,7 @@ def test_no_code_of_a_server_runs_at_a_client(machines, scratch, tmp_path):
     foreign = operator.submit("evil", "evilapp", marker)
     with server_task(link, None, foreign, print) as grid:
         (error,) = ask(grid, RecordDict())
-    assert (error.code, error.reason) == (Failure.OTHER_APP.value, Failure.OTHER_APP.word)
+    assert (error.code, error.reason) == (Failure.OTHER_APP.code, Failure.OTHER_APP.word)
     one.wait_for(f"refused a message of another app: evil/evilapp, train (run {foreign})")
 
     named_alike = operator.submit(deployed_app.PUBLISHER, deployed_app.NAME, marker)

@@ -7,7 +7,7 @@ from flwr.supercore.constant import TaskType
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.flower.deployed_app import APP
 
-REFUSED = (Failure.OTHER_APP.value, Failure.OTHER_APP.word)
+REFUSED = (Failure.OTHER_APP.code, Failure.OTHER_APP.word)
 
 
 class Worker:

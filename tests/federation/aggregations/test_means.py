@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.federation.aggregations import BLOCK
 from orchestra_flwr.federation.aggregations.mean import Mean
 from orchestra_flwr.federation.server.clipped_mean import ClippedMean
+from orchestra_flwr.federation.vector_blocks import BLOCK
 
 
 def mean(pairs):

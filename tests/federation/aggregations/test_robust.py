@@ -8,7 +8,6 @@ import torch
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.aggregations import (
-    BLOCK,
     Aggregation,
     TooFewResultsError,
     held_memory,
@@ -19,6 +18,7 @@ from orchestra_flwr.federation.aggregations.median import Median
 from orchestra_flwr.federation.aggregations.multi_krum import MultiKrum, squared_distances
 from orchestra_flwr.federation.aggregations.trimmed_mean import TrimmedMean
 from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.vector_blocks import BLOCK
 from orchestra_flwr.training import build_learner
 
 RULES = {
@@ -159,7 +159,7 @@ def test_memory_is_said_and_checked_before_the_start():
     assert held_memory(config, 10**6, 10) == (
         "aggregation=median holds the models of 5 clients at once, 0.02 GB"
     )
-    with pytest.raises(MemoryError, match="this machine has .*lower federation.participation"):
+    with pytest.raises(FederationError, match="this machine has .*lower federation.participation"):
         held_memory(config, 10**15, 10)
     assert held_memory(load_config([]), 10**15, 10) is None
 

@@ -114,7 +114,7 @@ def test_a_client_says_that_its_memory_was_not_enough(client, error, failure):
         raise error
 
     reply = answers.answer(Message(message(client), 1, "train"), work)
-    assert reply.error.code == failure.value
+    assert reply.error.code == failure.code
     assert type(error).__name__ in reply.error.reason
     assert answers.ran_out_of_memory(reply) == (failure is Failure.OUT_OF_MEMORY)
 

@@ -6,17 +6,17 @@ import torch
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.messages.fields import CONFIG
-from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.topologies.graphs import (
-    cycle_graph,
+from orchestra_flwr.federation.exchanges.cycle import Cycle
+from orchestra_flwr.federation.exchanges.tree import Tree
+from orchestra_flwr.federation.gossip import (
     largest_factor,
     metropolis_weights,
     second_eigenvalue,
-    tree_graph,
     uniform_weights,
 )
+from orchestra_flwr.federation.messages.fields import CONFIG
+from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import build_learner
@@ -41,12 +41,12 @@ def by_hand(weights, rounds, trains=(True,) * 4):
 @pytest.mark.parametrize(
     ("overrides", "weights"),
     [
-        (("exchange=cycle",), metropolis_weights(cycle_graph(4))),
-        (("exchange=tree",), metropolis_weights(tree_graph(4))),
-        (("exchange=tree", "exchange.mixing=uniform"), uniform_weights(tree_graph(4))),
+        (("exchange=cycle",), metropolis_weights(Cycle.graph(None, 4))),
+        (("exchange=tree",), metropolis_weights(Tree.graph(None, 4))),
+        (("exchange=tree", "exchange.mixing=uniform"), uniform_weights(Tree.graph(None, 4))),
         (
             ("exchange=cycle", "exchange.mixes=3"),
-            np.linalg.matrix_power(metropolis_weights(cycle_graph(4)), 3),
+            np.linalg.matrix_power(metropolis_weights(Cycle.graph(None, 4)), 3),
         ),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_node_that_fails_mixes_the_model_that_it_has(toy, federate, watched):
 
     config = toy("exchange=cycle", "federation.rounds=2")
     run = federate(config, app=watched(fail), evaluate=False)
-    expected = by_hand(metropolis_weights(cycle_graph(4)), 2, (True, True, True, False))
+    expected = by_hand(metropolis_weights(Cycle.graph(None, 4)), 2, (True, True, True, False))
     np.testing.assert_allclose(nodes(run.state), expected, atol=1e-6)
 
 
@@ -111,7 +111,7 @@ def flats(models):
 
 
 def test_mixing_shrinks_the_distance_from_consensus_by_the_second_eigenvalue(many):
-    weights = metropolis_weights(cycle_graph(10))
+    weights = metropolis_weights(Cycle.graph(None, 10))
     for models in many:
         before, old = models.consensus_distance(models.names), flats(models)
         rows = {

@@ -10,7 +10,7 @@ from orchestra_flwr.federation.messages.codec import (
     INT4_BLOCK,
     SMALL,
     BlockCodec,
-    PlainCodec,
+    Codec,
 )
 
 MAX = np.finfo(np.float32).max
@@ -224,7 +224,7 @@ def test_without_values_there_is_nothing(kind):
 
 
 def test_the_plain_codec_changes_and_copies_nothing():
-    codec, values = PlainCodec(5), drawn(5)
+    codec, values = Codec(5), drawn(5)
     arrays = codec.encode("x", values)
     assert arrays["x"] is values and codec.decode("x", arrays) is values
     assert codec.form("x") == {"x": (np.float32, 5)}
@@ -233,7 +233,7 @@ def test_the_plain_codec_changes_and_copies_nothing():
 @pytest.mark.parametrize(
     ("codec", "size"),
     [
-        (PlainCodec(5), 5),
+        (Codec(5), 5),
         (BlockCodec(matrix(5), "int8"), 5),
         (BlockCodec(matrix(SMALL + 5), "int4"), SMALL + 5),
     ],

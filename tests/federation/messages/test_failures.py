@@ -20,7 +20,7 @@ def test_a_failure_travels_as_a_word_and_is_shown_with_its_meaning(failure):
 
 def test_no_failure_has_a_code_of_flowers():
     flowers = {code for name, code in vars(ErrorCode).items() if name.isupper()}
-    assert not flowers & {failure.value for failure in Failure}
+    assert not flowers & {failure.code for failure in Failure}
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_the_text_of_a_simulated_clients_error_is_shown():
     """With control characters replaced, and not all of a very long one."""
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a loss is\x1b[2J nan")
     assert describe_error(error) == "a loss is?[2J nan"
-    long = describe_error(Error(Failure.FAILED.value, "x" * 10 * MAX_ERROR_TEXT))
+    long = describe_error(Error(Failure.FAILED.code, "x" * 10 * MAX_ERROR_TEXT))
     assert len(long) == MAX_ERROR_TEXT

@@ -292,9 +292,9 @@ def test_a_resumed_run_asks_all_clients_anew(federate, real):
 def test_who_has_left_and_answered_all_the_same_is_not_asked_for_scores(federate, real):
     class Leaves(Here):
         def connected(self):
-            if any(client == "a" and number == 2 for client, number, _ in self._grid.tasks):
+            if any(client == "a" and number == 2 for client, number, _ in self.grid.tasks):
                 self._nodes.pop("d", None)
-                self._min_clients = 3
+                self.min_clients = 3
             return super().connected()
 
     run = federate(
@@ -321,7 +321,7 @@ def test_a_client_that_came_back_on_another_node_is_sent_its_task_there(federate
     class Returns(Here):
         def connected(self):
             before = super().connected()
-            if self._grid.tasks:  # while the second round is on
+            if self.grid.tasks:  # while the second round is on
                 self._nodes["a"] = 77
             return before
 

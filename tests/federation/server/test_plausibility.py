@@ -9,7 +9,6 @@ from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.messages.schema import Schema
 from orchestra_flwr.federation.server.plausibility import (
-    BLOCK,
     LAST,
     STATISTICS,
     WEIGHTS,
@@ -17,6 +16,7 @@ from orchestra_flwr.federation.server.plausibility import (
     with_last,
 )
 from orchestra_flwr.federation.server.round_report import Moved
+from orchestra_flwr.federation.vector_blocks import BLOCK
 
 WIDE = Schema((("w", (3,)),))
 NORM = Schema((("w", (2,)), ("running_mean", (1,)), ("running_var", (2,)), ("b", (1,))))

@@ -9,7 +9,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import ServerOptimizerConfig
-from orchestra_flwr.federation import server_optimizers
+from orchestra_flwr.federation import vector_blocks
 
 NAMES = ["adagrad", "adam", "mean", "momentum", "yogi"]
 REMEMBERING = [name for name in NAMES if name != "mean"]
@@ -189,7 +189,7 @@ def test_nothing_trained_and_nothing_shared(name):
 def test_blocks_and_the_order_of_slices_change_no_bit(monkeypatch, name, options, block):
     state, changes = rounds_of(100)
     whole = run(build(name, 100, **options), state, changes)
-    monkeypatch.setattr(server_optimizers, "BLOCK", block)
+    monkeypatch.setattr(vector_blocks, "BLOCK", block)
     slices = [slice(60, 100), slice(0, 1), slice(1, 60)]
     np.testing.assert_array_equal(run(build(name, 100, **options), state, changes, slices), whole)
 
@@ -303,7 +303,7 @@ def test_wrong_options_are_refused_in_one_line(name, options, says):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_takes_no_memory_beside_the_moments(name):
     """A few blocks of float64, of a model of 64 blocks."""
-    size = 64 * server_optimizers.BLOCK
+    size = 64 * vector_blocks.BLOCK
     before, mean = np.zeros(size, np.float32), np.ones(size, np.float32)
     optimizer = build(name, size)
     tracemalloc.start()

@@ -1,32 +1,36 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.topologies.graphs import (
-    cycle_graph,
-    is_connected,
+from orchestra_flwr.federation.exchanges.cycle import Cycle
+from orchestra_flwr.federation.exchanges.random import Random, RandomSettings, is_connected
+from orchestra_flwr.federation.exchanges.tree import Tree
+from orchestra_flwr.federation.gossip import (
     largest_factor,
     metropolis_weights,
-    random_graph,
     second_eigenvalue,
-    tree_graph,
     uniform_weights,
 )
 
+
+def random_graph(count, edge, seed):
+    return Random.graph(RandomSettings(edge=edge, seed=seed), count)
+
+
 GRAPHS = {
-    "one": cycle_graph(1),
-    "pair": cycle_graph(2),
-    "cycle": cycle_graph(10),
-    "tree": tree_graph(20),
+    "one": Cycle.graph(None, 1),
+    "pair": Cycle.graph(None, 2),
+    "cycle": Cycle.graph(None, 10),
+    "tree": Tree.graph(None, 20),
     "random": random_graph(20, 0.3, 0),
     "complete": random_graph(6, 1, 0),
 }
 
 
 def test_neighbours_by_hand():
-    assert [list(np.flatnonzero(row)) for row in cycle_graph(5)] == [
+    assert [list(np.flatnonzero(row)) for row in Cycle.graph(None, 5)] == [
         [1, 4], [0, 2], [1, 3], [2, 4], [0, 3],
     ]  # fmt: skip
-    assert [list(np.flatnonzero(row)) for row in tree_graph(6)] == [
+    assert [list(np.flatnonzero(row)) for row in Tree.graph(None, 6)] == [
         [1, 2], [0, 3, 4], [0, 5], [1], [1], [2],
     ]  # fmt: skip
 
@@ -51,9 +55,9 @@ def test_metropolis_weights_are_symmetric_and_doubly_stochastic(name):
 
 def test_uniform_weights_let_nodes_with_many_neighbours_count_more():
     np.testing.assert_allclose(
-        uniform_weights(cycle_graph(10)), metropolis_weights(cycle_graph(10))
+        uniform_weights(Cycle.graph(None, 10)), metropolis_weights(Cycle.graph(None, 10))
     )
-    weights = uniform_weights(tree_graph(20))
+    weights = uniform_weights(Tree.graph(None, 20))
     np.testing.assert_allclose(weights.sum(1), 1)
     limit = np.linalg.matrix_power(weights, 10_000).mean(0) * 20
     assert limit.min() == pytest.approx(0.69, abs=0.01)
@@ -63,12 +67,12 @@ def test_uniform_weights_let_nodes_with_many_neighbours_count_more():
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (cycle_graph(10), 0.873),
-        (cycle_graph(20), 0.967),
-        (tree_graph(10), 0.956),
-        (tree_graph(20), 0.983),
+        (Cycle.graph(None, 10), 0.873),
+        (Cycle.graph(None, 20), 0.967),
+        (Tree.graph(None, 10), 0.956),
+        (Tree.graph(None, 20), 0.983),
         (random_graph(6, 1, 0), 0.0),
-        (cycle_graph(1), 0.0),
+        (Cycle.graph(None, 1), 0.0),
     ],
 )
 def test_second_eigenvalues(graph, expected):
@@ -77,7 +81,7 @@ def test_second_eigenvalues(graph, expected):
 
 @pytest.mark.parametrize("mixes", [1, 4])
 @pytest.mark.parametrize(
-    "weights", [metropolis_weights(cycle_graph(9)), uniform_weights(tree_graph(9))]
+    "weights", [metropolis_weights(Cycle.graph(None, 9)), uniform_weights(Tree.graph(None, 9))]
 )
 def test_the_largest_factor_bounds_a_mix_and_is_reached(weights, mixes):
     """The second eigenvalue, which is the bound with symmetric weights alone, is exceeded."""

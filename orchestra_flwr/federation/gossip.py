@@ -2,6 +2,9 @@
 
 Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017
 (arXiv 1705.09056), with whole rounds of local training between two mixes.
+
+Metropolis weights: Xiao, Boyd and Kim, "Distributed Average Consensus with Least-Mean-Square
+Deviation", Journal of Parallel and Distributed Computing, 2007.
 """
 
 from abc import abstractmethod
@@ -13,12 +16,6 @@ from pydantic import Field
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.federation.exchanges.base import Exchange, Stage, Task
-from orchestra_flwr.federation.topologies.graphs import (
-    largest_factor,
-    metropolis_weights,
-    second_eigenvalue,
-    uniform_weights,
-)
 from orchestra_flwr.files import folder_name
 from orchestra_flwr.methods import release_of
 
@@ -117,3 +114,50 @@ class Gossip(Exchange):
 
 def _node(client: str) -> str:
     return f"node-{folder_name(client)}"  # also that of a file
+
+
+def edges_to_graph(count: int, ones: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(count, count) bool, symmetric: an edge between each two nodes; none to itself."""
+    graph = np.zeros((count, count), bool)
+    graph[ones, others] = graph[others, ones] = True
+    np.fill_diagonal(graph, False)
+    return graph
+
+
+def metropolis_weights(graph: np.ndarray) -> np.ndarray:
+    """(count, count) symmetric and doubly stochastic: mixing leaves the mean of all nodes as it is.
+
+    An edge weighs 1 / (1 + the larger degree of its ends); a node itself weighs the rest.
+    """
+    degrees = graph.sum(1)
+    weights = np.where(graph, 1 / (1 + np.maximum.outer(degrees, degrees)), 0.0)
+    return weights + np.diag(1 - weights.sum(1))
+
+
+def uniform_weights(graph: np.ndarray) -> np.ndarray:
+    """(count, count) row-stochastic: each node takes the mean of itself and its neighbours.
+
+    Not doubly stochastic where degrees differ: nodes with many neighbours count more in the end.
+    """
+    closed = graph + np.eye(len(graph))
+    result: np.ndarray = closed / closed.sum(1, keepdims=True)
+    return result
+
+
+def second_eigenvalue(weights: np.ndarray) -> float:
+    """The second largest size of an eigenvalue: by it a mix shrinks what nodes differ in, at last.
+
+    A single mix with weights that are not symmetric may do less: :func:`largest_factor`.
+    """
+    sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
+    return float(sizes[-2]) if len(sizes) > 1 else 0.0
+
+
+def largest_factor(weights: np.ndarray) -> float:
+    """By what factor, at most, a mix changes the nodes' distance from their mean.
+
+    The spectral norm of (1 - J) W (1 - J), J = 1/count everywhere. It is the second eigenvalue
+    where the weights are symmetric; otherwise it is larger and may exceed 1.
+    """
+    centring = np.eye(len(weights)) - 1 / len(weights)
+    return float(np.linalg.norm(centring @ weights @ centring, 2))
