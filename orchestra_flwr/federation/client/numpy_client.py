@@ -51,7 +51,7 @@ class _RoundState:
     metrics: dict[str, Any] = field(default_factory=dict)  # what is measured
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # its images stand in no log
 class OrchestraClient(NumPyClient):
     """One client's local work on its own images; works with and without Flower's runtime.
 
