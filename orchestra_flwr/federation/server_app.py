@@ -7,19 +7,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
-from orchestra_flwr.federation.population import (
-    check_before_images,
-    check_population,
-    evaluation_dataset,
-    load_population,
-)
+from orchestra_flwr.federation.population import check_before_images, evaluation_dataset
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.split_record import check_split, recorded_split
+from orchestra_flwr.federation.simulation import load_checked
+from orchestra_flwr.federation.split_record import recorded_split
 from orchestra_flwr.flower.object_store import Broadcast
 from orchestra_flwr.flower.streaming_grid import StreamingGrid
-from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.reporting import RunFolder, check_trackers, make_progress
 
 app = ServerApp()
@@ -31,11 +26,9 @@ def main(grid: Grid, context: Context) -> None:
     """Runs the federation that the run config's `overrides` describe, as on the command line."""
     config = load_config(shlex.split(str(context.run_config.get("overrides", ""))), all_read=True)
     check_trackers(config)
+    RunFolder.check(config)
     check_before_images(config)
-    population = load_population(config)
-    check_split(config, population)
-    named = with_class_names(config, population.dataset.train.classes)
-    check_population(named, population)
+    named, population = load_checked(config)
     with (
         RunFolder.open(config) as folder,
         make_progress(config.logging.progress, config.federation.rounds) as progress,

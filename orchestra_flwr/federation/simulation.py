@@ -44,18 +44,29 @@ def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[st
     check_before_images(config)
     engine.begin()  # while images are decoded
     try:
-        classes_known = not sees_labels(config) or classes_of(config) is not None
-        if classes_known:
-            check_model(config, config.data.channels, begun=config.resume is not None)
-        population = load_population(config, partial(check_listing, config))
-        check_split(config, population)
-        named = with_class_names(config, population.dataset.train.classes)
-        check_population(named, population)
-        if not classes_known:
-            check_model(named, named.data.channels, begun=config.resume is not None)
+        named, population = load_checked(config)
         yield lambda folder, progress: simulate(named, population, folder, progress, engine)
     finally:
         engine.end()
+
+
+def load_checked(config: Config) -> tuple[Config, Population]:
+    """The images of all clients, and the configuration with the names of their classes.
+
+    Raises:
+        ConfigError: images or labels that are not there, other images than a resumed run began
+            with, or a model that cannot be built; what needs no images is refused before them.
+    """
+    classes_known = not sees_labels(config) or classes_of(config) is not None
+    if classes_known:
+        check_model(config, config.data.channels, begun=config.resume is not None)
+    population = load_population(config, partial(check_listing, config))
+    check_split(config, population)
+    named = with_class_names(config, population.dataset.train.classes)
+    check_population(named, population)
+    if not classes_known:
+        check_model(named, named.data.channels, begun=config.resume is not None)
+    return named, population
 
 
 def simulate(
