@@ -55,8 +55,8 @@ def _balanced_shares(
     """
     random = np.random.RandomState(seed % 2**32)
     shares = random.dirichlet([min(alpha, EVEN_ALPHA)] * clients, size=classes)
-    # A tiny alpha underflows to no share at all; its limit gives the class to one client.
-    for row in np.flatnonzero(~(np.nan_to_num(shares).sum(axis=1) > 0)):
+    # A tiny alpha gives no share, or infinite ones; in its limit a class is one client's.
+    for row in np.flatnonzero(~(np.isfinite(sums := shares.sum(axis=1)) & (sums > 0))):
         shares[row] = np.eye(clients)[random.randint(clients)]
     shares /= shares.sum()
     for _ in range(BALANCING_STEPS):

@@ -86,10 +86,10 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
 def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     """One row for every run, for runs that belong to no experiment."""
     precision = any(run.measure("map") is not None for run in runs)
-    names = {run.folder: n for n, group in by_difference(runs, folder).items() for run in group}
+    differences = _differences(runs, folder)
     columns = (
         "run",
-        "what differs",
+        *(("what differs",) * any(differences)),
         "method",
         "images",
         "clients",
@@ -102,15 +102,14 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
         "sent",
     )
     rows = []
-    for run in runs:
+    for run, differs in zip(runs, differences, strict=True):
         config, summary = run.config, run.summary
         done = run.metrics[-1]["round"] if run.metrics else summary.get("rounds", 0)
-        place = run.folder.relative_to(folder).as_posix()
         sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
         rows.append(
             (
-                place,
-                names[run.folder].removesuffix(place).removesuffix(", ") or NOTHING,
+                run.folder.relative_to(folder).as_posix(),
+                *((differs,) * any(differences)),
                 config.method.name,
                 config.data.name,
                 str(config.federation.clients),
@@ -124,6 +123,15 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
         )
     danger = {n for n, run in enumerate(runs) if run.summary.get("not_private")}
     return Table(columns, tuple(rows), danger=frozenset(danger))
+
+
+def _differences(runs: Sequence[Run], folder: Path) -> list[str]:
+    """By what keys each run differs from others; empty: by none."""
+    names = {run.folder: n for n, group in by_difference(runs, folder).items() for run in group}
+    return [
+        names[run.folder].removesuffix(run.folder.relative_to(folder).as_posix()).removesuffix(", ")
+        for run in runs
+    ]
 
 
 def provenance(runs: Sequence[Run]) -> Iterator[str]:

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -44,6 +44,7 @@ def test_the_seed_decides_the_split(config: PartitionConfig):
     seed=st.integers(0, 2**40),
     name=st.sampled_from(["iid", "dirichlet", "prior_dirichlet", "skew"]),
 )
+@example(labels=[0, 1, 2, 3], share=0.0, alpha=1e-4, seed=2460, name="dirichlet")  # shares: inf
 def test_every_image_has_one_client_and_every_client_an_image(labels, share, alpha, seed, name):
     clients = 1 + int(share * (len(labels) - 1))
     options = {"iid": {}, "skew": {"beta": min(alpha, 1)}}.get(name, {"alpha": alpha})
