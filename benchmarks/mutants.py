@@ -95,7 +95,8 @@ def settings(room: str) -> str:
         f"pytest_add_cli_args = {json.dumps(arguments)}\n"
         f"pytest_add_cli_args_test_selection = {json.dumps(selection)}\n"
         'process_isolation = "forkserver"\n'  # torch's threads do not survive a fork
-        "timeout_constant = 30.0\n"
+        "timeout_constant = 20.0\n"  # seconds: a change that never ends costs a minute
+        "timeout_multiplier = 3.0\n"
         "track_dependencies = false\n"
         "use_git_change_detection = false\n"
     )
