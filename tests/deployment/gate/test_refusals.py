@@ -71,7 +71,9 @@ def test_after_the_end_nothing_is_repeated_and_nothing_fails(monkeypatch):
     lines, failures = [], []
 
     async def report():
-        asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, failure: failures.append(failure)
+        )
         reports = refusals.Refusals(lines.append)
         reports.report("10.0.0.1", "path", "asked for x")
         reports.close()
