@@ -91,6 +91,14 @@ def test_no_leaf_has_fewer_rows_than_k_min_by_its_noisy_count(k_min):
     assert len(private_clustering(points[:39], 4, SILENT, key(), k_min=40)) == 0
 
 
+@pytest.mark.parametrize(("rows", "counts"), [(5, [5]), (6, [3, 3])])
+def test_a_node_of_three_times_the_least_number_of_rows_branches(rows, counts):
+    bits = torch.zeros(rows, 20, dtype=torch.bool)
+    bits[:3, 0] = True
+    leaves = grow_tree(bits, 32, 100, SILENT, NoiseStream(key()), k_min=2)
+    assert leaves.counts.tolist() == counts
+
+
 def test_one_cluster_of_duplicates_and_rows_of_zeros():
     same = F.normalize(torch.ones(300, 8), dim=1)
     found = private_clustering(same, 4, SILENT, key())

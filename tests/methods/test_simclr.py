@@ -151,4 +151,6 @@ def test_the_chosen_loss_is_minimised(tiny):
         step = method.loss(batch)
         expected = loss(*step.features["projector"], 0.1)
         torch.testing.assert_close(step.losses["contrastive"], expected)
+        shapes = [tuple(view.shape) for view in step.features["backbone"]]
+        assert shapes == 2 * [(6, method.backbone.dim)]
     assert build_method(tiny("method=simclr"), 1).settings.loss == "nt_xent"

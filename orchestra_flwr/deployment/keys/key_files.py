@@ -92,7 +92,7 @@ def write_all(files: Iterable[NewFile]) -> None:
                 if path.is_dir():
                     path.rmdir()
                 else:
-                    path.unlink(missing_ok=True)
+                    path.unlink()
         raise
 
 

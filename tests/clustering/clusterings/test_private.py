@@ -23,6 +23,17 @@ def released(method, images, seed=SEED, round_=2):
     return method.end_round(images, seed)
 
 
+def test_the_first_centroids_follow_from_the_runs_seed_alone(tiny):
+    def first(seed):
+        config = tiny("clustering=private", "privacy.epsilon=2", f"seed={seed}")
+        return build_method(config, 1).clustering.first_centroids()
+
+    centroids = first(0)
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(len(centroids)))
+    torch.rand(1)
+    assert torch.equal(first(0), centroids) and not torch.equal(first(1), centroids)
+
+
 def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -64,3 +64,20 @@ def test_lines_that_differ_are_not_counted_as_the_same():
         "refused: 10.0.0.1: sent 2 MB (3 times)",
         "refused: 10.0.0.1: key 3 (the last of 2 of this kind)",
     ]
+
+
+def test_after_the_end_nothing_is_repeated_and_nothing_fails(monkeypatch):
+    monkeypatch.setattr(refusals, "QUIET_SECONDS", 0.01)
+    lines, failures = [], []
+
+    async def report():
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, failure: failures.append(failure)
+        )
+        reports = refusals.Refusals(lines.append)
+        reports.report("10.0.0.1", "path", "asked for x")
+        reports.close()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(report())
+    assert lines == ["refused: 10.0.0.1: asked for x"] and not failures

@@ -190,7 +190,7 @@ def pem(key) -> bytes:
 
 BAD_KEYS = {
     "empty": (lambda: b"", "no ECDSA public key"),
-    "blank": (lambda: b" \n\n", "no ECDSA public key"),
+    "blank": (lambda: b" \n\n", "(one line: ecdsa-sha2-nistp384 AAAA... NAME)"),
     "text": (lambda: b"hello world\n", "no ECDSA public key"),
     "binary": (lambda: bytes(range(256)), "no ECDSA public key"),
     "utf-16": (lambda: public_line().decode().encode("utf-16"), "no ECDSA public key"),

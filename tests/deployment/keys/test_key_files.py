@@ -228,8 +228,9 @@ def test_the_command_starts_without_torch_and_flower():
 
 
 @pytest.mark.parametrize("command", [*SUBCOMMANDS])
-def test_every_command_and_key_has_help(capsys, command):
-    assert main([command, "--help"]) == 0
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_every_command_and_key_has_help(capsys, command, word):
+    assert main([command, word]) == 0
     out = capsys.readouterr().out
     assert f"\n{command} " in out
     for key in SUBCOMMANDS[command][0].model_fields:

@@ -61,6 +61,7 @@ def test_the_list_follows_who_is_registered(clients, keys, security):
     lambda text: text.replace("site-1", "site 1"), lambda text: text.replace("site-1", "site-2"),
     lambda text: text.replace("A", "B"), lambda text: f"site-0{text[6:]}{text}",
     lambda text: text + "../x\\n",
+    lambda text: text.replace("site-1", "site-3").replace("site-2", "site-1"),  # another's key
 ])  # fmt: skip
 def test_a_damaged_list_is_refused(clients, damage):
     path = clients[0] / "peers.pem"

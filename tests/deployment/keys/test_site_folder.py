@@ -88,6 +88,7 @@ def test_a_table_makes_fifty_sites(keys, security, tmp_path):
         ([SERVER, "name=a", "images=x\ny"], "", "must be the path of a folder or a zip"),
         ([SERVER, "name=a", "folder=nowhere"], "", "folder=nowhere: no such folder"),
         ([SERVER, "name=a", "wheel=x.whl"], "", "wheel=x.whl: must be orchestra_flwr-"),
+        ([SERVER, "name=a", "wheel=x.whl"], "", "--no-deps .` makes it of this version"),
         ([SERVER, "sites=none.csv"], "", "sites=none.csv"),
         ([SERVER, "sites=t.csv"], "name,path\na,b\n", "images"),
         ([SERVER, "sites=t.csv"], "name,images\na,/x\nb,\n", "line 3 has no name or no images"),

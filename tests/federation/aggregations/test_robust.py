@@ -80,7 +80,7 @@ def test_krum_by_hand():
 
 
 def test_distances_beside_a_slow_oracle():
-    states = random_states(5, BLOCK + 3) + 1000
+    states = random_states(5, BLOCK + 3) + 2**20  # squares of these leave no digits for distances
     expected = [[float(np.square(a - b, dtype=np.float64).sum()) for b in states] for a in states]
     np.testing.assert_allclose(squared_distances(states), expected, rtol=1e-6)
 
@@ -154,12 +154,13 @@ def test_krum_is_refused_for_cohorts_that_are_too_small():
         load_config(["aggregation=krum", "aggregation.attackers=2", "federation.clients=6"])
 
 
-def test_memory_is_said_and_checked_before_the_start():
+def test_memory_is_said_and_checked_before_the_start(monkeypatch):
     config = load_config(["aggregation=median", "federation.participation=0.5"])
     assert held_memory(config, 10**6, 10) == (
         "aggregation=median holds the models of 5 clients at once, 0.02 GB"
     )
-    with pytest.raises(FederationError, match="this machine has .*lower federation.participation"):
+    monkeypatch.setattr("orchestra_flwr.federation.aggregations.os.sysconf", lambda name: 50_000)
+    with pytest.raises(FederationError, match="machine has 2.5 GB: lower federation.participation"):
         held_memory(config, 10**15, 10)
     assert held_memory(load_config([]), 10**15, 10) is None
 

@@ -195,6 +195,11 @@ def test_bytes_of_int4_by_the_formula():
     assert {n: (a.dtype, len(a)) for n, a in arrays.items()} == codec.form("x")
 
 
+def test_a_small_matrix_travels_in_int8_instead_of_int4():
+    assert set(BlockCodec(matrix(SMALL), "int4").form("x")) == {"x.int8", "x.scales"}
+    assert set(BlockCodec(matrix(SMALL + 1), "int4").form("x")) == {"x.int4", "x.int4_scales"}
+
+
 @pytest.mark.parametrize("kind", ["int8", "float16"])
 def test_bytes_by_the_formula(kind):
     """A byte or two a value, two for vectors, four for variances, and four for each scale."""

@@ -31,7 +31,7 @@ def reply(arrays=None, metrics=None, schema=SCHEMAS.fingerprint, without=()):
     content = {
         ARRAYS: to_record({**GOOD, **(arrays or {})}),
         METRICS: MetricRecord({"examples": 10, "loss/x": 0.5, **(metrics or {})}),
-        CONFIG: ConfigRecord({"schema": schema}),
+        CONFIG: ConfigRecord({} if schema is None else {"schema": schema}),
     }
     kept = {name: record for name, record in content.items() if name not in without}
     return Message(RecordDict(kept), reply_to=QUESTION)
@@ -86,6 +86,7 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
         (Message(Error(99), reply_to=QUESTION), "error code 99"),
         (Message(Error(5), reply_to=QUESTION), "nothing was heard of it"),
         (reply(schema="other"), "schema other instead of"),
+        (reply(schema=None), "schema none instead of"),
         (reply(without=[CONFIG]), "schema none instead of"),
         (reply(without=[ARRAYS]), "lacks its arrays"),
         (reply(without=[METRICS]), "lacks its metrics"),
@@ -335,7 +336,11 @@ def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):
         (scores(alignment=1.1), "alignment is 1.1, -1 to 1"),
         (scores(uniformity=-5.1), "uniformity is -5.1, -5 to 5"),
         (scores(uniformity=float("nan")), "metric uniformity is nan"),
-        (scores(alignment=None), r"metrics \['examples', 'uniformity'\] instead of"),
+        (
+            scores(alignment=None),
+            r"metrics \['examples', 'uniformity'\] instead of "
+            r"\['alignment', 'examples', 'uniformity'\]",
+        ),
         (scores(feature_0=0.3), "metrics .*feature_0.* instead of"),
         (reply(), r"arrays \['arrays'\] in answer to an evaluation"),
     ],
