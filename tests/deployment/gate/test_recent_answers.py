@@ -44,20 +44,23 @@ def test_who_has_the_key_has_signed(age):
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("by", "age", "instead"),
     [
-        {},
-        signed(STRANGER),
-        signed(OWNER, age=306),
-        signed(OWNER, age=-600),
-        {**signed(OWNER), b"flwr-signature": b"?"},
-        {**signed(OWNER), b"flwr-signature": b""},
-        {**signed(OWNER), b"flwr-timestamp": b"today"},
-        {**signed(OWNER), b"flwr-public-key": base64.b64encode(b"no key")},
+        (STRANGER, 0, {}),
+        (OWNER, 306, {}),
+        (OWNER, -600, {}),
+        (OWNER, 0, {b"flwr-signature": b"?"}),
+        (OWNER, 0, {b"flwr-signature": b""}),
+        (OWNER, 0, {b"flwr-timestamp": b"today"}),
+        (OWNER, 0, {b"flwr-public-key": base64.b64encode(b"no key")}),
     ],
 )
-def test_others_have_not(headers):
-    assert not is_signed(headers)
+def test_others_have_not(by, age, instead):
+    assert not is_signed({**signed(by, age=age), **instead})
+
+
+def test_nobody_has_signed_nothing():
+    assert not is_signed({})
 
 
 class SuperLink:
