@@ -157,8 +157,8 @@ def shrink_warning(dataset: Dataset) -> str | None:
     return (
         f"images whose shorter side is {side} pixels are shrunk to {size}: "
         f"data.image_size={larger} keeps more of what they show, but takes "
-        f"{(larger / size) ** 2:.0f} times as long and as much memory, {full} "
-        f"{(full / size) ** 2:.0f} times"
+        f"{(larger / size) ** 2:.0f} times as long and as much memory "
+        f"({full} pixels: {(full / size) ** 2:.0f} times)"
     )
 
 

@@ -42,7 +42,7 @@ def test_a_warning_where_images_lose_more_than_half_of_their_height_and_width(si
     assert len(warnings) == warns
     assert all(
         "65 pixels are shrunk to 32: data.image_size=64 keeps more of what they show, but takes 4 "
-        "times as long and as much memory, 65 4 times" in w
+        "times as long and as much memory (65 pixels: 4 times)" in w
         for w in warnings
     )
 

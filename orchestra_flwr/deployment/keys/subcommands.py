@@ -196,6 +196,11 @@ def register_client(options: RegisterOptions) -> None:
         raise ConfigError(f"the key ends in {key.comment!r}, no name ({NAME_RULE}): give name=")
     name = key.comment if options.name is None else options.name
     files = plan_registration(folder, key, name)
+    if name != key.comment and re.fullmatch(NAME_PATTERN, key.comment):
+        raise ConfigError(  # the server would refuse the client, which keeps to its key's name
+            f"name={name}: this key is named {key.comment}, and so is its client: leave name= out, "
+            "or make another key with `keys client name=...`"
+        )
     write_all(files)
     done = "registered" if files else "already registered:"
     print(f"{done} {name} ({key.fingerprint})")

@@ -205,8 +205,8 @@ class _Run:
         clients = len(self.members.names) or self.config.federation.clients
         memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         self.best.check()
-        no_evaluation = f"no evaluation: {evaluator.why_not}" if evaluator.why_not else None
-        yield from filter(None, (memory, no_evaluation, evaluator.fewer_voters))
+        why = evaluator.why_not and f"no evaluation with labels: {evaluator.why_not}"
+        yield from filter(None, (memory, why, evaluator.fewer_voters))
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""

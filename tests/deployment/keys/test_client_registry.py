@@ -48,11 +48,19 @@ def test_registering_again_changes_nothing(keys, security, public):
     assert {p: p.stat().st_mtime_ns for p in security.rglob("*")} == before
 
 
+def test_a_client_is_registered_under_the_name_that_its_key_has(refused, security, public):
+    """Its client would be refused under another one, and cannot be started with that."""
+    err = refused("register", f"key={public}", f"folder={security}", "name=other")
+    assert "this key is named site-2" in err and "other" not in registered(security)
+
+
 def test_a_key_has_one_name_and_a_name_one_key(keys, refused, security, public, new_line):
+    public.write_bytes(line := new_line("me@home"))
     assert keys("register", f"key={public}", f"folder={security}", "name=other")[0] == 0
     assert registered(security)["other"].path.read_text().endswith(" other\n")
+    public.write_bytes(line.replace(b"me@home", b"site-2"))
     assert "under the name other" in refused("register", f"key={public}", f"folder={security}")
-    public.write_bytes(new_line())
+    public.write_bytes(new_line("me@home"))
     err = refused("register", f"key={public}", f"folder={security}", "name=other")
     assert "other is taken" in err
     assert load_public_key(security / "clients/other.pub").fingerprint in err
@@ -92,7 +100,8 @@ def test_what_is_no_name_is_refused(refused, security, public, new_line, name):
 
 
 @pytest.mark.parametrize("name", ["a", "A" * 64, "0.a_b-C", "a..b", "x.pub"])
-def test_what_is_a_name(keys, security, public, name):
+def test_what_is_a_name(keys, security, public, new_line, name):
+    public.write_bytes(new_line("me@home"))
     assert keys("register", f"key={public}", f"folder={security}", f"name={name}")[0] == 0
     assert set(registered(security)) == {"site-1", name}
 
