@@ -39,7 +39,12 @@ class ReceivedSettings:
         self._config = config
 
     def received(self, task: ConfigRecord) -> Config:
-        """The server's configuration; packages that this client does not allow are not imported."""
+        """The server's configuration; packages that this client does not allow are not imported.
+
+        Raises:
+            RefusalError: it names packages that this client does not allow; they are not imported.
+            ConfigError: a key or a value is not allowed.
+        """
         text = str(task["config"])
         allowed = self._config.plugins
         wanted = requested_plugins(text)
@@ -55,8 +60,9 @@ class ReceivedSettings:
     def for_this_machine(self, config: Config) -> Config:
         """The server's configuration with this machine's device, threads, precision and teacher.
 
-        One that exposes single images is refused: the server refuses that too, but it may run other
-        code than ours.
+        Raises:
+            RefusalError: it exposes single images (the server refuses that too, but it may run
+                other code than ours), or shows single updates to a server that shall see sums.
         """
         if self._config.privacy.secure_aggregation and not config.privacy.secure_aggregation:
             raise RefusalError(
@@ -82,7 +88,11 @@ class ReceivedSettings:
         return config.model_copy(update=here)
 
     def check_model(self, config: Config, server_schema: str) -> None:
-        """Refuses a server that trains on other images, another model, or with other plug-ins."""
+        """Refuses a server that trains on other images, another model, or with other plug-ins.
+
+        Raises:
+            RefusalError: says what to install, or to start the client with.
+        """
         size, wanted = config.data.image_size, self._config.data.image_size
         if wanted is not None and wanted != size:
             raise RefusalError(

@@ -97,6 +97,10 @@ class SumClient:
 
         Returns:
             `boxes`, a sealed share in hexadecimal for each neighbour's name, and `commitment`.
+
+        Raises:
+            SumRefusedError: too few clients, a key that is missing, repeated, replaced or not
+                signed, or a stage out of order.
         """
         self._enter("shares")
         own = self._roster[self.name]
@@ -132,6 +136,9 @@ class SumClient:
         Returned are those whose shares do not open. Such a share is one less; its sender stays a
         neighbour, with a mask. So a server gains nothing by changing one. `graph` is
         :func:`graph_of` all that gave out shares.
+
+        Raises:
+            SumRefusedError: shares are withheld or nobody's, or a stage out of order.
         """
         self._enter("boxes")
         own = graph_of({self.name: self._drawn}, self._roster)
@@ -172,6 +179,10 @@ class SumClient:
             Its signature, in hexadecimal, of what it was shown: only those that were shown the same
             help to open its own mask. Otherwise a server could show it another list of the living,
             and the masks with those that it lacks would be missing.
+
+        Raises:
+            SumRefusedError: too few clients or neighbours are left, another length of vector, or a
+                stage out of order.
         """
         self._enter("input")
         self._alive = self._members(alive, self._roster, "shares")
@@ -192,7 +203,12 @@ class SumClient:
         return self._sign(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
-        """Its signature, in hexadecimal, of whose vectors are in the sum, which is written down."""
+        """Its signature, in hexadecimal, of whose vectors are in the sum, which is written down.
+
+        Raises:
+            SumRefusedError: too few, one that gave out no shares, another set than before for
+                this round, or a stage out of order.
+        """
         self._enter("confirm")
         self._survivors = self._members(survivors, self._alive, "vectors")
         try:
@@ -217,6 +233,10 @@ class SumClient:
         Returns:
             `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
             whose vectors are in the sum, and of the mask keys of those whose vectors are not in it.
+
+        Raises:
+            SumRefusedError: fewer than two thirds of the clients signed the same, somebody on the
+                list was shown something else, or a stage out of order.
         """
         self._enter("unmask")
         confirmed, view = self._confirmed(), self._view()

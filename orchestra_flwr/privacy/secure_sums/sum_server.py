@@ -82,7 +82,11 @@ class SumServer:
         self._roster[name] = advertised
 
     def roster(self) -> list[list[str]]:
-        """What all clients are sent in the second stage."""
+        """What all clients are sent in the second stage.
+
+        Raises:
+            SumFailedError: too few clients sent keys, or too many.
+        """
         count = len(self._roster)
         if not LEAST_COHORT <= count <= MOST_CLIENTS:
             raise SumFailedError(
@@ -99,7 +103,11 @@ class SumServer:
 
     @property
     def sealing(self) -> list[str]:
-        """Those that gave out shares: they are asked in the third stage."""
+        """Those that gave out shares: they are asked in the third stage.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
         return self._enough(sorted(self._boxes), "gave out shares")
 
     def boxes_for(self, name: str) -> dict[str, Any]:
@@ -135,7 +143,11 @@ class SumServer:
 
     @cached_property
     def alive(self) -> list[str]:
-        """Those that are left for the fourth stage, once the third is over."""
+        """Those that are left for the fourth stage, once the third is over.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
         return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
     def take_vector(self, name: str, vector: Vector, view: str) -> None:
@@ -152,7 +164,11 @@ class SumServer:
 
     @property
     def survivors(self) -> list[str]:
-        """Those whose vectors came: what the fifth stage sends."""
+        """Those whose vectors came: what the fifth stage sends.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
         return self._enough(sorted(self._views), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
@@ -167,7 +183,11 @@ class SumServer:
 
     @property
     def signatures(self) -> dict[str, str]:
-        """What the last stage sends to all."""
+        """What the last stage sends to all.
+
+        Raises:
+            SumFailedError: they are too few.
+        """
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 
@@ -194,7 +214,11 @@ class SumServer:
                 self._shares[kind].setdefault(owner, []).append((name, share))
 
     def total(self) -> Vector:
-        """The sum of the vectors, whose integers wrap around."""
+        """The sum of the vectors, whose integers wrap around.
+
+        Raises:
+            SumFailedError: too few shares came, or some are wrong.
+        """
         own = [primitives.derived(self._own_seed(n), b"mask") for n in sorted(self._views)]
         gone = sorted({*self.alive} - self._views.keys())
         masks = [mask for name in gone for mask in self._masks_for(name)]
