@@ -228,7 +228,7 @@ def _serve(config: ServerConfig) -> int:
 def _serve_queue(config: ServerConfig) -> int:
     from orchestra_flwr.deployment.processes.queue_server import serve_queue
     from orchestra_flwr.deployment.processes.server_process import check_server
-    from orchestra_flwr.federation.server.round_report import FederationError
+    from orchestra_flwr.federation.errors import FederationError
 
     check_server(config)
     show = show_error if _shows_json(config) else None
@@ -252,7 +252,7 @@ def _run_in_folder(
 def _run_and_show(
     config: Config, folder: Any, run: Callable[[Any, Any], dict[str, Any]], timed: bool
 ) -> int:
-    from orchestra_flwr.federation.server.round_report import FederationError
+    from orchestra_flwr.federation.errors import FederationError
     from orchestra_flwr.reporting import make_progress
 
     def work() -> None:

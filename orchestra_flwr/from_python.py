@@ -6,7 +6,7 @@ from typing import Any
 from orchestra_flwr.config import Config, ConfigError, load_config, override_text, path_keys
 from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.data.sources.stored import store
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.simulation import prepared
 from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder, make_progress
 from orchestra_flwr.reporting.run_result import Result

@@ -6,8 +6,8 @@ import pytest
 
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines.inline import InlineEngine
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.simulation import simulate
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.reporting.progress import Progress

@@ -9,7 +9,7 @@ from orchestra_flwr import cli
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.processes import server_process
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.reporting import RoundOutcome
 
 

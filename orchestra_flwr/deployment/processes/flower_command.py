@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestra_flwr.deployment.processes.child import child_environment, python_command
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.flower.deployed_app import PROJECT
 from orchestra_flwr.flower.socket_client import HOST

@@ -21,7 +21,7 @@ from orchestra_flwr.deployment.processes.superlink import check_alive
 from orchestra_flwr.deployment.run_queue import CANCELLED, DONE, FAILED, QueuedRun, RunQueue
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.queue_log import QueueLog
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.files import at_home, read_json
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting import RunFolder, make_progress

@@ -26,9 +26,9 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
 from orchestra_flwr.deployment.watch.web_server import serving
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import build_learner, check_model
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestra_flwr.deployment.keys.server_keys import ServerFiles
 from orchestra_flwr.deployment.processes.child import Child, accepts
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.flower.socket_server import socket_server_command
 
 START_SECONDS = 60.0

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orchestra_flwr.config import Config, Plugin
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import blocks_of
 
 

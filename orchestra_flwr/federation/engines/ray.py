@@ -22,9 +22,9 @@ from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import registered_nodes
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.object_store import Broadcast
 from orchestra_flwr.flower.ray_processes import ended_process
 from orchestra_flwr.flower.ray_start import RayStart, RayStartError

@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.failures import describe_error
 from orchestra_flwr.federation.messages.fields import (
@@ -32,7 +33,7 @@ from orchestra_flwr.federation.messages.replies import (
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
 from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS
-from orchestra_flwr.federation.server.round_report import Dropped, FederationError
+from orchestra_flwr.federation.server.round_report import Dropped
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
 from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.models import Backbone, Encoder
 from orchestra_flwr.reporting.text import lookup
 from orchestra_flwr.training import begins_trained

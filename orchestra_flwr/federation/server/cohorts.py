@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
@@ -12,7 +13,6 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_record import named
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state

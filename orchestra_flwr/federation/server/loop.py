@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
@@ -28,7 +29,7 @@ from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_messages import RoundMessages
 from orchestra_flwr.federation.server.round_record import overhead, round_record
-from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import NOT_EVALUATED, Evaluated, RunEncoders
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_summary import chance_losses, run_summary

@@ -9,10 +9,10 @@ from itertools import cycle
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify

@@ -1,7 +1,8 @@
 """Whether a round's result may be kept, and what to say where it may not."""
 
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import RoundReport
 
 
 def check_round(

@@ -1,4 +1,4 @@
-"""What happened in a round, and the error that ends a federation."""
+"""What happened in a round."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,18 +10,6 @@ from orchestra_flwr.federation.messages.fields import CONTRIBUTED, SMALLEST_GROU
 
 FAR = 100  # times the median of the clients, or 1: a metric beyond is in no mean
 LastUsed = dict[str, dict[str, int]]  # client to what it was used for to the latest such round
-
-
-class FederationError(RuntimeError):
-    """A federation that cannot go on; its text says why.
-
-    Attributes:
-        resume_round: the round after which the run is to go on; None: the last one.
-    """
-
-    def __init__(self, text: str, resume_round: int | None = None) -> None:
-        super().__init__(text)
-        self.resume_round = resume_round
 
 
 @dataclass(frozen=True)

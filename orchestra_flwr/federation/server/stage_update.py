@@ -11,12 +11,13 @@ import torch
 
 from orchestra_flwr.evaluation import StreamingDrift
 from orchestra_flwr.federation.aggregations import Aggregation, TooFewResultsError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Result, Stage, Task
 from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.clipped_mean import ClippedMean
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.methods import Contributes, weight_of
 from orchestra_flwr.privacy.updates import standard_normals
 from orchestra_flwr.seeding import torch_generator

@@ -1,13 +1,13 @@
 """What the server begins with: its models, and what nobody trains of them."""
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, FrozenWeights
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import has_checkpoint
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import starting_learner

@@ -12,7 +12,7 @@ from orchestra_flwr.deployment.processes.server_process import RunCancelledError
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import check_audit
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.reporting import Progress
 

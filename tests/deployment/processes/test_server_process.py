@@ -17,7 +17,7 @@ from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import server_process, station
 from orchestra_flwr.deployment.processes.flower_command import FlowerError
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.reporting import RunFolder, make_progress
 
 NOT_READY, UNKNOWN = 503, 412

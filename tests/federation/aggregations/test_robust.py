@@ -17,7 +17,7 @@ from orchestra_flwr.federation.aggregations.krum import Krum
 from orchestra_flwr.federation.aggregations.median import Median
 from orchestra_flwr.federation.aggregations.multi_krum import MultiKrum, squared_distances
 from orchestra_flwr.federation.aggregations.trimmed_mean import TrimmedMean
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import BLOCK
 from orchestra_flwr.training import build_learner
 

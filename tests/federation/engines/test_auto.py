@@ -10,7 +10,7 @@ from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.engines import auto
 from orchestra_flwr.federation.engines.inline import InlineEngine
 from orchestra_flwr.federation.engines.ray import RayEngine
-from orchestra_flwr.federation.server.round_report import FederationError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.flower import ray_start
 from orchestra_flwr.flower.ray_start import RayStartError
 

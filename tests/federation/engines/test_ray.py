@@ -22,9 +22,9 @@ from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines import ray as ray_engine
 from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.population import Population
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.ray_start import NICENESS, RayStart
 from orchestra_flwr.reporting import Progress
 

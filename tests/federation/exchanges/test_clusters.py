@@ -11,11 +11,11 @@ from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Offer, Result, clusters
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, MODEL, MODELS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import load_population, own_classes
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Received, Role
 from orchestra_flwr.models import normalise
 from orchestra_flwr.reporting import RunFolder

@@ -6,10 +6,10 @@ import torch
 
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import load_population
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import ClientSeed

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, MODEL, MODELS
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import payload_bytes
 from orchestra_flwr.reporting import RunFolder
 

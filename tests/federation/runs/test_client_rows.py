@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import RunFolder

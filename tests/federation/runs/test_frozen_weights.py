@@ -9,12 +9,12 @@ import torch
 from orchestra_flwr import load_encoder
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages import frozen_weights
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, FROZEN_FOLDER
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder

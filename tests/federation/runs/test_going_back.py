@@ -15,8 +15,8 @@ from orchestra_flwr import simulate
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.engines import inline
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.reporting.kept_checkpoints import LATEST, earlier_rounds, make_latest, round_of

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.plausibility import Plausibility
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import build_learner

@@ -6,9 +6,10 @@ import pytest
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.reading.compose import load
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.server.checkpoint import Position
-from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.reporting import RunFolder
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_TEXT
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.privacy.noisy_sums import sums_epsilon
 from orchestra_flwr.privacy.updates import composed_epsilon

@@ -10,10 +10,10 @@ from flwr.app import Error, Message
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
 from orchestra_flwr.federation.secure_aggregation import ring_codec
 from orchestra_flwr.federation.server.members import SimulatedMembers
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from tests.federation.conftest import scrambled
 

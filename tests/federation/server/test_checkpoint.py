@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.checkpoint import (
     KEY_FILE,
@@ -17,7 +18,6 @@ from orchestra_flwr.federation.server.checkpoint import (
     save_checkpoint,
 )
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting.kept_checkpoints import LATEST
 from orchestra_flwr.training import build_learner

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from orchestra_flwr.data import load_dataset
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.models import recalibrated
 from orchestra_flwr.training import build_learner, torch_threads
 

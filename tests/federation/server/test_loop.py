@@ -16,6 +16,7 @@ from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import (
@@ -29,7 +30,6 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import run_federation
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role

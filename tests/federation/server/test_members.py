@@ -7,10 +7,10 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 

@@ -6,11 +6,11 @@ import pytest
 from flwr.app import Error, Message
 
 from orchestra_flwr.federation.engines.inline import InlineGrid
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server import outstanding_work
 from orchestra_flwr.federation.server.members import ConnectedMembers
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.round_report import FederationError
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.reporting import RunFolder
 

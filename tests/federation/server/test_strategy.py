@@ -11,6 +11,7 @@ from scipy.stats import kstest
 from torch import nn
 
 from orchestra_flwr.config import MethodConfig, Section
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.exchanges.star import Star
 from orchestra_flwr.federation.messages import codec
@@ -20,7 +21,7 @@ from orchestra_flwr.federation.server.cohorts import cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_check import check_round
-from orchestra_flwr.federation.server.round_report import FederationError, RoundReport
+from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.flower.arrays import from_record, payload_bytes, to_record
 from orchestra_flwr.flower.process_identity import identify_process
