@@ -33,18 +33,21 @@ def is_listening(port: int) -> bool:
 
 
 def in_turns(
-    tasks: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2
+    tasks: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each task; they take turns, so that all meet the same weather."""
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(warm_up + rounds):
         for name, task in tasks.items():
-            started = time.perf_counter()
+            started = clock()
             task()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if turn >= warm_up:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

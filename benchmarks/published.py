@@ -1,12 +1,14 @@
-"""The published recipe's local step, written from its description: what our speed is held against.
+"""The published recipe's local steps, written from their description: what ours are held against.
 
-Augmentation of one image at a time with PIL in a DataLoader without workers, three online forward
-passes (the result of the first is never used) and one of the target, SGD and the moving average
-one parameter after the other, all in float32.
+Augmentation of one image at a time with PIL in a DataLoader without workers, SGD one parameter
+after the other, all in float32. Orchestra has three online forward passes (the result of the first
+is never used), one of the target and its moving average; SimCLR two passes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import MethodType
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.methods import Method
 from orchestra_flwr.methods.orchestra import Orchestra
+from orchestra_flwr.methods.simclr import SimCLR
+
+Model = TypeVar("Model", bound=Method)
 
 
 def recipe(blur_p: float = 0.5, solarize_p: float = 0.0) -> transforms.Compose:
@@ -54,32 +60,42 @@ class ThreeViews(Dataset[tuple[Tensor, Tensor, Tensor, int]]):
         return self.target(image), self.online(image), rotated, turns
 
 
-class PublishedClient:
+class TwoViews(Dataset[tuple[Tensor, Tensor]]):
+    """Two views of each image by the same recipe."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images.permute(0, 2, 3, 1).numpy()
+        self.view = recipe()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = Image.fromarray(self.images[index])
+        return self.view(image), self.view(image)
+
+
+class _Client(ABC, Generic[Model]):
     """Steps through a client's images as the published code does.
 
     Args:
         model: as ours; trained in place.
-        images: (n, 3, 32, 32) uint8, on the host.
+        views: of the client's images.
         config: batch size, learning rate and SGD's options.
     """
 
-    def __init__(self, model: Orchestra, images: Tensor, config: Config) -> None:
+    def __init__(self, model: Model, views: Dataset[Any], config: Config) -> None:
         # The published code knows no other layout than the plain one, and torch's convolutions.
         self.model = model.to(memory_format=torch.contiguous_format)
         for layer in model.modules():
             if isinstance(layer, nn.Conv2d):
                 layer.__dict__["forward"] = MethodType(nn.Conv2d.forward, layer)
-        self.temperature, self.decay = model.settings.temperature, model.settings.ema
-        self.device = model.global_centroids.device
-        self.memory = torch.zeros(128, model.global_centroids.shape[1], device=self.device)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.device = trained[0].device
         self.loader = DataLoader(
-            ThreeViews(images),
-            batch_size=config.training.batch_size,
-            shuffle=True,
-            drop_last=True,
+            views, batch_size=config.training.batch_size, shuffle=True, drop_last=True
         )
         self.batches = self._endless()
-        trained = [p for p in model.parameters() if p.requires_grad]
         sgd = config.optimizer.settings
         self.optimizer = torch.optim.SGD(
             trained,
@@ -94,12 +110,43 @@ class PublishedClient:
             yield from self.loader
 
     def batch(self) -> list[Tensor]:
-        """The views of the next images for target, online encoder and rotation; the rotations."""
+        """The next images' views, and what else the data set has of them."""
         return [part.to(self.device) for part in next(self.batches)]
 
     def step(self) -> None:
         """One batch, its views included."""
         self.train_on(self.batch())
+
+    @abstractmethod
+    def train_on(self, batch: list[Tensor]) -> None:
+        """Passes, losses, backward and all that follows from them."""
+
+
+class PublishedSimCLR(_Client[SimCLR]):
+    """SimCLR's steps; images (n, 3, 32, 32) uint8, on the host."""
+
+    def __init__(self, model: SimCLR, images: Tensor, config: Config) -> None:
+        super().__init__(model, TwoViews(images), config)
+        self.temperature = model.settings.temperature
+
+    def train_on(self, batch: list[Tensor]) -> None:
+        self.optimizer.zero_grad()
+        features = [self.model.projector(self.model.backbone(view)) for view in batch]
+        both = F.normalize(torch.cat(features), dim=1)
+        similarity = both @ both.T / self.temperature
+        similarity.fill_diagonal_(-torch.inf)
+        partner = torch.arange(len(both), device=self.device).roll(len(both) // 2)
+        F.cross_entropy(similarity, partner).backward()
+        self.optimizer.step()
+
+
+class PublishedClient(_Client[Orchestra]):
+    """Orchestra's steps; images (n, 3, 32, 32) uint8, on the host."""
+
+    def __init__(self, model: Orchestra, images: Tensor, config: Config) -> None:
+        super().__init__(model, ThreeViews(images), config)
+        self.temperature, self.decay = model.settings.temperature, model.settings.ema
+        self.memory = torch.zeros(128, model.global_centroids.shape[1], device=self.device)
 
     def train_on(self, batch: list[Tensor]) -> None:
         """Passes, losses, backward, SGD, moving average, memory."""

@@ -33,6 +33,7 @@ CPU = [
     "global_clustering.py",
     "evaluation.py",
     "wire.py",
+    "time_to_accuracy.py",
     "overhead.py",
     "population.py",
 ]

@@ -1,0 +1,138 @@
+"""Training time and bytes until the linear probe on photographs passes 50, 55, 60 and 65 %.
+
+    python benchmarks/time_to_accuracy.py
+
+How many images it takes says the first record of docs/results whose probe is as high: of a small
+convnet from random weights and of a pretrained network. Seconds of a core for an image
+are measured here, ours and the published recipe's steps in turns; evaluations and the server's
+part are left out on both sides. The published recipe has the same rounds with the
+same images and sends the same arrays in float32, as ours did.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from common import in_turns, table, write
+from published import PublishedClient, PublishedSimCLR, client_images
+
+from orchestra_flwr.config import Config, load_config
+from orchestra_flwr.methods.orchestra import Orchestra
+from orchestra_flwr.methods.simclr import SimCLR
+from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.training import build_learner, keep_freed_memory, train_round
+
+RECORDS = Path(__file__).parents[1] / "docs" / "results"
+RUNS = {
+    "SimCLR, 10,000 photographs": "medium/simclr-40-rounds",
+    "SimCLR, 50,000 photographs": "medium/simclr-all-photographs",
+    "Orchestra, 10,000 photographs": "medium/orchestra-40-rounds",
+    "Orchestra, 50,000 photographs": "medium/orchestra-all-photographs",
+    "SimCLR from a pretrained network, 2,000 photographs": "pretrained/simclr-norms",
+}
+TARGETS = (0.5, 0.55, 0.6, 0.65)
+PUBLISHED = {SimCLR: PublishedSimCLR, Orchestra: PublishedClient}
+Cost = dict[str, float]  # images trained on, bytes of all clients both ways
+
+
+def costs(
+    records: Iterable[Mapping[str, Any]], epochs: int, targets: Iterable[float]
+) -> dict[float, Cost | None]:
+    """What a run had cost when its probe was first seen at or above each target.
+
+    Args:
+        records: lines of `metrics.jsonl`, in the order of the rounds.
+        epochs: local epochs of a round.
+        targets: accuracies, as fractions.
+
+    Returns:
+        None for a target that was not reached.
+    """
+    found: dict[float, Cost | None] = dict.fromkeys(targets)
+    images = sent = 0
+    for record in records:
+        images += record["clients"]["examples"] * epochs
+        sent += record["bytes_up"] + record["bytes_down"]
+        for scores in (record.get("scores") or {}).values():
+            for target, cost in found.items():
+                if cost is None and scores["linear"] >= target:
+                    found[target] = {"images": images, "bytes": sent}
+    return found
+
+
+def settings(run: Path, weights: str | None) -> Config:
+    """What decides the time of a step, as the run had it."""
+    record = yaml.safe_load((run / "config.yaml").read_text())
+    training, model = record["training"], record["model"]
+    overrides = [
+        f"method={record['method']['name']}",
+        f"model={model['name']}",
+        f"training.batch_size={training['batch_size']}",
+        f"training.lr={training['lr']}",
+        "training.local_epochs=1",
+        "data=cifar10",
+        f"data.image_size={record['data']['image_size']}",
+    ]
+    if model["name"] == "timm":
+        overrides += [f"model.timm={model['timm']}", f"model.weights={weights}"]
+        overrides += [f"adaptation={record['adaptation']['name']}"]
+    else:
+        overrides.append(f"model.width={model['width']}")
+    return load_config(overrides)
+
+
+def seconds_an_image(config: Config, count: int, repeats: int) -> dict[str, float]:
+    """Of ours and, where it can be trained so, of the published recipe; median of the repeats."""
+    images = client_images(config, count)
+    learner = build_learner(config, config.data.channels).train()
+    seed = ClientSeed(config.seed, 1, "0")
+    tasks: dict[str, Callable[[], object]] = {
+        "ours": lambda: train_round(learner, images, config, seed, contribute=False)
+    }
+    if config.model.name != "timm":
+        method = build_learner(config, config.data.channels).train().method
+        client = PUBLISHED[type(method)](method, images, config)
+        steps = count // config.training.batch_size
+        tasks["published"] = lambda: [client.step() for _ in range(steps)]
+    seconds = in_turns(tasks, repeats, warm_up=1, clock=time.process_time)
+    return {name: each / count for name, each in seconds.items()}
+
+
+def row(label: str, reached: Mapping[float, Cost | None], seconds: float) -> tuple[object, ...]:
+    cells = [
+        f"{cost['images'] * seconds / 60:.1f} min, {cost['bytes'] / 1e6:,.0f} MB" if cost else "-"
+        for cost in reached.values()
+    ]
+    return (label, *cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=192, help="of one measurement")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--weights", help="file of tf_efficientnet_lite0; without it: not measured")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows, result = [], {}
+    for name, folder in RUNS.items():
+        run = RECORDS / folder
+        if folder.startswith("pretrained") and given.weights is None:
+            continue
+        config = settings(run, given.weights)
+        epochs = yaml.safe_load((run / "config.yaml").read_text())["training"]["local_epochs"]
+        reached = costs(RunFolder(run).read_metrics(), epochs, TARGETS)
+        seconds = seconds_an_image(config, given.images, given.repeats)
+        rows += [row(f"{name}, {side}", reached, each) for side, each in seconds.items()]
+        result[name] = {"run": folder, "seconds_an_image": seconds, "reached": reached}
+    table(("one thread", *(f"{target:.0%}" for target in TARGETS)), rows)
+    write("time_to_accuracy", {"runs": result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Time to an accuracy: what records say it cost, and the published steps of SimCLR."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestra_flwr.config import load_config
+from orchestra_flwr.methods import build_method
+from orchestra_flwr.methods.simclr import nt_xent_loss
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import time_to_accuracy
+
+    return time_to_accuracy
+
+
+def record(examples, up, down, probe=None):
+    scores = None if probe is None else {"online": {"linear": probe}}
+    return {"clients": {"examples": examples}, "bytes_up": up, "bytes_down": down, "scores": scores}
+
+
+def test_costs_are_those_of_all_rounds_up_to_the_first_probe_as_high(benchmark):
+    records = [
+        record(0, 0, 0, probe=0.45),
+        record(10, 3, 4),
+        record(20, 5, 6, probe=0.50),
+        record(20, 5, 6, probe=0.49),
+        record(20, 5, 6, probe=0.56),
+    ]
+    assert benchmark.costs(records, epochs=2, targets=(0.4, 0.5, 0.55, 0.6)) == {
+        0.4: {"images": 0, "bytes": 0},
+        0.5: {"images": 60, "bytes": 18},
+        0.55: {"images": 140, "bytes": 40},
+        0.6: None,
+    }
+
+
+def test_the_published_step_of_simclr_computes_what_ours_does(benchmark):
+    config = load_config(
+        ["method=simclr", "data=cifar10", "model=convnet", "model.width=8",
+         "model.projector_dim=16", "training.batch_size=8"]
+    )  # fmt: skip
+    model, copy = (build_method(config, 3).train().double() for _ in range(2))
+    client = benchmark.PublishedSimCLR(model, benchmark.client_images(config, 8), config)
+    views = [view.double() for view in client.batch()]
+    client.train_on(views)
+
+    features = [copy.projector(copy.backbone(view)) for view in views]
+    nt_xent_loss(*features, copy.settings.temperature).backward()
+    for ours, theirs in zip(copy.parameters(), model.parameters(), strict=True):
+        gradient = ours.grad + config.optimizer.settings.weight_decay * ours
+        moved = ours.detach() - config.training.lr * gradient
+        torch.testing.assert_close(theirs, moved, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_both_sides(tmp_path):
+    subprocess.run(
+        [sys.executable, BENCHMARKS / "time_to_accuracy.py", "--images", "32", "--repeats", "1"],
+        env={**os.environ, "ORCHESTRA_RESULTS": str(tmp_path)},
+        check=True,
+    )
+    runs = json.loads((tmp_path / "time_to_accuracy.json").read_text())["runs"]
+    assert len(runs) == 4  # no weights of a pretrained network were named
+    for run in runs.values():
+        assert run["seconds_an_image"]["published"] > run["seconds_an_image"]["ours"] > 0
+        assert run["reached"]["0.65"] is None
