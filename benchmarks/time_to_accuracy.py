@@ -104,11 +104,16 @@ def seconds_an_image(config: Config, count: int, repeats: int) -> dict[str, floa
 
 
 def row(label: str, reached: Mapping[float, Cost | None], seconds: float) -> tuple[object, ...]:
-    cells = [
-        f"{cost['images'] * seconds / 60:.1f} min, {cost['bytes'] / 1e6:,.0f} MB" if cost else "-"
-        for cost in reached.values()
-    ]
-    return (label, *cells)
+    return (label, *(cell(cost, seconds) for cost in reached.values()))
+
+
+def cell(cost: Cost | None, seconds: float) -> str:
+    """Minutes and megabytes, `seconds` an image."""
+    if cost is None:
+        return "-"
+    if not cost["images"]:
+        return "at the start"
+    return f"{cost['images'] * seconds / 60:.1f} min, {cost['bytes'] / 1e6:,.0f} MB"
 
 
 def main() -> None:
@@ -130,7 +135,7 @@ def main() -> None:
         seconds = seconds_an_image(config, given.images, given.repeats)
         rows += [row(f"{name}, {side}", reached, each) for side, each in seconds.items()]
         result[name] = {"run": folder, "seconds_an_image": seconds, "reached": reached}
-    table(("one thread", *(f"{target:.0%}" for target in TARGETS)), rows)
+    table(("minutes of a core", *(f"{target:.0%}" for target in TARGETS)), rows)
     write("time_to_accuracy", {"runs": result})
 
 
