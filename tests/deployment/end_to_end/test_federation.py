@@ -352,7 +352,10 @@ def test_a_killed_server_is_resumed_and_ends_in_the_same_bits(machines):
     while set(children) & set(living()):
         assert time.monotonic() < deadline, "children outlive a killed server"
         time.sleep(0.2)
-    again = machines.server(f"resume={machines.run}")
+    ended = machines.server(f"resume={machines.run}", "federation.rounds=2")
+    assert ended.wait() == 0, ended.text
+    assert_same_bits(machines.run, simulate(machines, "ab", rounds=2))
+    again = machines.server(f"resume={machines.run}")  # an ended run can still go on
     assert again.wait() == 0, again.text
     assert "resumed after round 2" in again.text
     assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3, 4]
