@@ -269,8 +269,7 @@ def _run_and_show(
     def advice(error: Exception) -> str:
         return str(folder.how_to_continue(getattr(error, "resume_round", None)))
 
-    stopped = f"stopped; {folder.how_to_continue()}"
-    show = show_error if _shows_json(config) else None
+    show, stopped = show_error if _shows_json(config) else None, folder.how_it_stopped
     return run_command(work, stopped, OSError, FederationError, advice=advice, show=show)
 
 

@@ -57,8 +57,8 @@ def simulate(
         try:
             with _display(config, progress) as shown:
                 run(folder, shown)
-        except FederationError as error:
-            error.add_note(folder.how_to_continue(error.resume_round))
+        except (FederationError, KeyboardInterrupt) as error:
+            error.add_note(folder.how_to_continue(getattr(error, "resume_round", None)))
             raise
     return Result(folder.path)
 

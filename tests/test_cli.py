@@ -141,7 +141,7 @@ def test_a_finished_run_gets_more_rounds(sim, tmp_path, tiny_overrides):
     assert sim("resume=mine")[0] == 0  # which has two rounds from now on
     assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == before
     code, _, err = sim("resume=mine", "federation.rounds=1")
-    assert code == 2 and "federation.rounds=1: a resumed run can only get more rounds than" in err
+    assert code == 2 and "federation.rounds=1: must be at least 2, the rounds that mine has" in err
 
 
 def test_a_run_begins_with_the_encoder_of_another_and_needs_it_once(sim, tmp_path, tiny_overrides):

@@ -28,7 +28,7 @@ def stop_on_sigterm() -> None:
 
 def run_command(
     work: Callable[[], int | None],
-    stopped: str,
+    stopped: str | Callable[[], str],
     *failures: type[Exception],
     advice: Callable[[Exception], str] | None = None,
     show: Callable[[str], None] | None = None,
@@ -37,7 +37,7 @@ def run_command(
 
     Args:
         work: returns an exit code; None: 0.
-        stopped: the line for a signal; its code is 128 plus the signal's number.
+        stopped: the line for a signal, or makes it; its code is 128 plus the signal's number.
         failures: errors with code 1. A :class:`ConfigError` and a path that is too long for the
             disk have code 2.
         advice: makes a second line for a failure.
@@ -60,7 +60,7 @@ def run_command(
         show(f"error: {error.strerror}: {str(error.filename)[:60]}...")
         return 2
     except KeyboardInterrupt as stop:
-        show(stopped)
+        show(stopped if isinstance(stopped, str) else stopped())
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 

@@ -50,7 +50,8 @@ _COMPLETION = """\
 """
 _RUN_CODES = """\
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
-damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can be resumed.
+damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can go on
+or be ended.
 """
 _CODES = """\
 Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
@@ -63,7 +64,8 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py data=image_folder data.root=photos.zip   your own images
   run_sim.py data=cifar10                             the paper's cross-device run
   run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
-  run_sim.py resume=... federation.rounds=40          give a finished one more rounds
+  run_sim.py resume=... federation.rounds=40          give a finished one more rounds, or end a
+                                                      stopped one that has done 40
   run_sim.py resume=... resume_round=12               go back to one of the last three checkpoints
   run_sim.py init=outputs/<name>/<date_time>          begin with the encoder of another run
   run_sim.py -m method=simclr,orchestra seed=0,1      four runs, one table
@@ -80,6 +82,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
   run_server.py host=0.0.0.0                          clients on a network, with TLS and keys
   run_server.py data.root=labelled.zip                evaluate the encoder with labelled images
   run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
+  run_server.py resume=... federation.rounds=40       end a stopped one that has done 40
   run_server.py resume=... resume_round=12            go back to one of the last three checkpoints
   run_server.py queue=runs                            many runs, see orchestra-submit --help
 

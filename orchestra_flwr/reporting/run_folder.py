@@ -59,7 +59,8 @@ class RunFolder:
         if config.resume is not None:
             try:
                 with _for_this_process(Path(config.resume), f"resume={config.resume}"):
-                    cls._checked(config.resume, config.resume_round)
+                    folder, _ = cls._checked(config.resume, config.resume_round)
+                    folder._check_end(config.federation.rounds, config.resume_round)
             except OSError as error:
                 raise ConfigError(f"the run folder cannot be used: {error}") from None
         else:
@@ -83,7 +84,7 @@ class RunFolder:
             note = ""
             if config.resume is not None:
                 note = cls.resume(path, config.resume_round).note
-                _write_rounds(path, config.federation.rounds)
+                _write_more_rounds(path, config.federation.rounds)
             else:
                 _begin(path, config)
             yield cls(path, lock, note, config.plugins)
@@ -150,6 +151,16 @@ class RunFolder:
             )
         return earlier_path(self.checkpoint, round_)
 
+    def _check_end(self, rounds: int, round_: int | None) -> None:
+        """Refuses fewer rounds than planned, unless the run ends where it is or goes back to."""
+        done, planned = self.done if round_ is None else round_, _planned_rounds(self.path)
+        if done != rounds < planned:
+            here = f"{done}, to end the run where it is, or " if 0 < done < planned else ""
+            raise ConfigError(
+                f"federation.rounds={rounds}: must be {here}at least {planned}, the rounds that "
+                f"{self.path} has"
+            )
+
     def _go_back(self, round_: int) -> None:
         """Makes a round the last one. What came after it is set aside, then forgotten."""
         later = [line for line, record in self._lines() if record["round"] > round_]
@@ -162,11 +173,28 @@ class RunFolder:
             f"{self.set_aside.name}, their checkpoints are removed"
         )
 
+    @property
+    def done(self) -> int:
+        """The last round with a checkpoint; 0: nothing was trained, -1: there is none."""
+        with suppress(OSError, DamagedFileError):
+            return round_of(self.checkpoint / LATEST)
+        return -1
+
     def how_to_continue(self, round_: int | None = None) -> str:
         """A line for a person; with a round, after which the run is to go on."""
         back = "" if round_ is None else f" resume_round={round_}"
         packages = f" plugins=[{','.join(self.plugins)}]" if self.plugins else ""
-        return f"continue with: resume={self.path}{back}{packages}"
+        resume = f"resume={self.path}{back}{packages}"
+        if round_ is not None or not 0 < self.done < _planned_rounds(self.path):
+            return f"continue with: {resume}"
+        return f"continue with: {resume}; or end it there: {resume} federation.rounds={self.done}"
+
+    def how_it_stopped(self) -> str:
+        """A line for a person who has stopped the run."""
+        done = self.done
+        after = f"after round {done} of {_planned_rounds(self.path)}"
+        where = after if done > 0 else "before round 1 was done"
+        return f"stopped {where}; {self.how_to_continue()}"
 
     @property
     def label(self) -> str:
@@ -323,11 +351,18 @@ def _check_empty(path: Path, run_dir: str | None) -> None:
         raise ConfigError(f"run_dir={run_dir}: already holds files; a new run needs a new folder")
 
 
-def _write_rounds(path: Path, rounds: int) -> None:
-    """A run that is resumed with more rounds has them from now on, however often it is resumed."""
+def _planned_rounds(path: Path) -> int:
+    return int(read_config_file(path / "config.yaml")["federation"]["rounds"])
+
+
+def _write_more_rounds(path: Path, rounds: int) -> None:
+    """A run that is resumed with more rounds has them from now on, however often it is resumed.
+
+    One that ends earlier can still go on: its learning rates are those of the rounds planned.
+    """
     file = path / "config.yaml"
-    saved = read_config_file(file)
-    if saved["federation"]["rounds"] != rounds:
+    if _planned_rounds(path) < rounds:
+        saved = read_config_file(file)
         saved["federation"]["rounds"] = rounds
         write_atomically(file, config_to_yaml(saved).encode())
 

@@ -79,7 +79,7 @@ def resumed(
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
             _check_growth(run, new, old)
-            _set(saved, path, new)
+            _set(saved, path, new)  # fewer: the run's folder says whether it can end there
         elif key == "run_dir":
             if new in (None, old) or at_home(new).resolve() == folder.resolve():
                 continue
@@ -118,12 +118,8 @@ def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _check_growth(run: Any, new: Any, old: Any) -> None:
-    """Refuses fewer rounds, and more where the number of rounds changes the earlier ones."""
-    if isinstance(new, int) and new < old:
-        raise ConfigError(
-            f"{MAY_GROW}={new}: a resumed run can only get more rounds than {MAY_GROW}={old}"
-        )
-    if run.schedule.plugin.changes:
+    """Refuses more rounds where their number changes the earlier ones."""
+    if run.schedule.plugin.changes and not (isinstance(new, int) and new < old):
         raise ConfigError(
             f"{MAY_GROW}={new}: the learning rates of schedule={run.schedule.name} were those of "
             f"{MAY_GROW}={old}; a new run can begin with its encoder (init={run.run_dir or '...'})"

@@ -91,8 +91,8 @@ class Results:
 def read_results(plan: Plan, folder: Path) -> Results:
     """Reads the runs of a plan.
 
-    A run counts if it is complete and no longer than the plan has it: one that was resumed with
-    more rounds is left out, and so is one that this version cannot read, or that is damaged.
+    A run counts if it is complete and as long as the plan has it: one that got more rounds or ended
+    earlier is left out, and so is one that this version cannot read, or that is damaged.
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     incomplete: dict[str, Incomplete] = {}
@@ -132,8 +132,8 @@ def why_left_out(run: Run, row: Row) -> str | None:
     """Why a run does not count as a row's, complete or not; None: it does."""
     if wrong := unreadable([run]):
         return f"cannot be read: {wrong[run.folder]}"
-    rounds = run.config.federation.rounds
-    if run.summary and row.rounds is not None and rounds > row.rounds:
+    rounds = run.summary.get("rounds", run.config.federation.rounds)
+    if run.summary and row.rounds is not None and rounds != row.rounds:
         return f"has {rounds} rounds, not {row.rounds}"
     return None
 

@@ -186,8 +186,10 @@ class _Run:
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
             self.folder.summary.unlink(missing_ok=True)  # of a finished run that gets more rounds
+        metrics = self.folder.read_metrics()
+        self._evaluate_last(metrics[-1])
         with self.progress.phase("saving the encoder and the summary"):
-            return self._finish(position)
+            return self._finish(position, metrics)
 
     def _load_time(self, position: Position) -> None:
         if self.timeline is None:
@@ -327,8 +329,7 @@ class _Run:
             )
         )
 
-    def _finish(self, position: Position) -> dict[str, Any]:
-        metrics = self.folder.read_metrics()
+    def _finish(self, position: Position, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         kept = position.round if self.best.round is None else self.best.round
         method = self.models.load(self.models.first).method
         summary = {
@@ -357,6 +358,16 @@ class _Run:
         forget_noise_key(self.folder.checkpoint)
         self.trackers.finish(position.round, summary, self.folder.path)
         return summary
+
+    def _evaluate_last(self, record: dict[str, Any]) -> None:
+        """Adds to a round's record what the last one has, if the run ends before it was planned."""
+        evaluated = (record.get("scores") or {}).keys()
+        if evaluated >= self.learner.method.backbones().keys():
+            return
+        scores, by_model = self._evaluate(record["round"])
+        record |= {**by_model, **({"scores": scores} if scores else {})}
+        self.models.load(self.models.first)
+        self.best.consider(record, *self._kept_backbone())
 
     def _kept_backbone(self) -> tuple[str, Backbone]:
         """The name and the module of the one that is saved."""

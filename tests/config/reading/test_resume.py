@@ -82,8 +82,6 @@ def test_resume_refuses_another_configuration(run, change):
 def test_a_resumed_run_may_get_more_rounds(run):
     assert load_config([f"resume={run}", "federation.rounds=40"]).federation.rounds == 40
     assert load_config([f"resume={run}", "federation.rounds=10"]).federation.rounds == 10
-    with pytest.raises(ConfigError, match="^federation.rounds=9: .* can only get more rounds"):
-        load_config([f"resume={run}", "federation.rounds=9"])
     with pytest.raises(ConfigError, match="federation.rounds may grow, and engine, device, .* may"):
         load_config([f"resume={run}", "seed=6"])
     (run / "config.yaml").write_text(config_to_yaml(load_config(["schedule=cosine"])))

@@ -352,11 +352,16 @@ def test_a_killed_server_is_resumed_and_ends_in_the_same_bits(machines):
     while set(children) & set(living()):
         assert time.monotonic() < deadline, "children outlive a killed server"
         time.sleep(0.2)
-    again = machines.server(f"resume={machines.run}")
+    ended = machines.server(f"resume={machines.run}", "federation.rounds=2")
+    assert ended.wait() == 0, ended.text
+    simulated = simulate(machines, "ab", rounds=2)
+    assert_same_bits(machines.run, simulated)
+    again = machines.server(f"resume={machines.run}")  # an ended run can still go on
     assert again.wait() == 0, again.text
     assert "resumed after round 2" in again.text
     assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3, 4]
-    assert_same_bits(machines.run, simulate(machines, "ab", rounds=4))
+    assert main([f"resume={simulated}", "federation.rounds=4"]) == 0
+    assert_same_bits(machines.run, simulated)
     for each in clients:
         assert "round 4: " in each.text  # they found the servers by themselves
 

@@ -122,6 +122,9 @@ def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_
     plan = make_experiment("table6", "small", ablations)
     rows = tuple(row.model_copy(update={"rounds": 100}) for row in plan.rows)
     longer, damaged = (row.run for row in rows if row.values["variant"] == "base")
+    shorter = next(row.run for row in rows if row.values["variant"] != "base")
+    summary = tmp_path / shorter / "summary.json"  # it was stopped, and ended there
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "rounds": 40}))
     config = tmp_path / longer / "config.yaml"
     config.write_text(config.read_text().replace("rounds: 100", "rounds: 200"))
     config = tmp_path / damaged / "config.yaml"
@@ -129,6 +132,7 @@ def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_
     results = read_results(plan.model_copy(update={"rows": rows}), tmp_path)
     reasons = {run.name: run.reason for run in results.incomplete}
     assert reasons[longer] == "has 200 rounds, not 100"
+    assert reasons[shorter] == "has 40 rounds, not 100"
     assert reasons[damaged].startswith("cannot be read: partition=mine: must be one of")
     assert [row.runs for row in results.rows if row.values["variant"] == "base"] == [()]
     write_report(tmp_path)
