@@ -18,11 +18,12 @@ from orchestra_flwr.deployment.client_work.received_settings import (
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
+from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.keys.peers import Signatures
 from orchestra_flwr.federation.client.answers import evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.failures import Failure, as_shown
 from orchestra_flwr.federation.messages.fields import (
     CONFIG,
     ENCODER,
@@ -30,6 +31,7 @@ from orchestra_flwr.federation.messages.fields import (
     FROZEN,
     METRICS,
     PERSONAL,
+    REGISTERED,
     RUN,
     SECURE_STAGE,
     SMALLEST_GROUP,
@@ -238,6 +240,7 @@ class ClientWorker:
     def _accept(self, task: ConfigRecord) -> Config:
         """The configuration of a run in which this client can take part, on this machine."""
         check_version(str(task["version"]))
+        self._check_name(str(task.get(REGISTERED, self._name)))
         received = self._settings.received(task)
         config = self._settings.for_this_machine(received)
         self._settings.check_model(config, str(task["schema"]))
@@ -254,6 +257,18 @@ class ClientWorker:
             labels_for(config, images)
         check_client(config, self._name)
         return config
+
+    def _check_name(self, registered: str) -> None:
+        """Compares the name of this client's key at the server with the one that it has here."""
+        if registered != self._name:
+            name, public = as_shown(registered), Path(self._config.security) / "client.pub"
+            raise RefusalError(
+                f"the server refuses this client: its key is registered there as {name}, and named "
+                f"{self._name} in {public}. Either end that file with {name} and start this client "
+                f"again, or run at the server: {COMMAND} revoke name={name}, then register "
+                f"key={public.name}",
+                Failure.OTHER_NAME,
+            )
 
     def _load(self, config: Config) -> ImageSet:
         """This client's images on its device, of the size that the server trains on."""

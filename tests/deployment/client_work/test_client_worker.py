@@ -53,6 +53,23 @@ def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
     assert line == f"cannot take part: {one.problem}" and says in line
 
 
+def test_a_client_whose_key_has_another_name_at_the_server_says_that_it_is_refused(
+    worker, server, said, ask, greeting
+):
+    """It said again and again that it took part, and the server alone that it did not."""
+    one = worker("security=keys")
+    for _ in range(2):  # the server asks again
+        sent = ask(one, "greet", greeting(server, registered="cellar"))[CONFIG]
+    assert sent["refusal"] == "other_name"
+    assert said == [
+        "cannot take part: the server refuses this client: its key is registered there as cellar, "
+        "and named kitchen in keys/client.pub. Either end that file with cellar and start this "
+        "client again, or run at the server: python -m orchestra_flwr.deployment.keys revoke "
+        "name=cellar, then register key=client.pub"
+    ]
+    assert "refusal" not in ask(one, "greet", greeting(server, registered="kitchen"))[CONFIG]
+
+
 def test_a_client_is_well_again_when_its_images_are_there(
     worker, server, said, photos, ask, greeting
 ):
