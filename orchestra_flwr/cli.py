@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestra_flwr import __version__
@@ -157,11 +158,14 @@ def _command(
             return 0
         handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
-        config = load(kind, flags.overrides, all_read=True)
-        if _shows_json(config):
-            handler.setFormatter(JsonFormatter())
-        if run not in (_take_part, _top):
-            require_server(usage.program(text))
+        with _starting(run, flags.overrides):
+            config = load(kind, flags.overrides, all_read=True)
+            if _shows_json(config):
+                handler.setFormatter(JsonFormatter())
+            if run not in (_take_part, _top):
+                require_server(usage.program(text))
+            if run in PROCESSES:
+                import_module(PROCESSES[run])
         warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         stop_on_sigterm()
         return run(config)
@@ -206,7 +210,18 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
     """Progress before there is a run folder, unless it is switched off."""
     if config.logging.progress == "off" or _shows_json(config):
         return nullcontext()
-    return phase(text, lambda line: print(line, flush=True))
+    return phase(text, _print_line)
+
+
+def _starting(run: Callable[..., int], overrides: Sequence[str]) -> AbstractContextManager[None]:
+    """A server or client says at once what takes seconds to import, on a busy machine a minute."""
+    if run not in PROCESSES or {"logging.progress=off", "logging.format=json"} & {*overrides}:
+        return nullcontext()
+    return phase("starting PyTorch and Flower", _print_line, silent=0.0)
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
 
 
 def _serve(config: ServerConfig) -> int:
@@ -352,6 +367,13 @@ def _top(config: TopConfig) -> int:
             run_top(config)
 
     return run_command(work, "", OSError, ValueError)
+
+
+# What is imported behind commands that run for long.
+PROCESSES: dict[Callable[..., int], str] = {
+    _serve: "orchestra_flwr.deployment.processes.server_process",
+    _take_part: "orchestra_flwr.deployment.processes.client_process",
+}
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -45,6 +45,25 @@ def test_an_import_leaves_out_what_takes_seconds(program):
     assert not imported(program) & set(REFUSED[program])
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "client_main(['server=127.0.0.1:1', 'data.root=.', 'insecure=true'])",
+        "server_main(['insecure=true'])",
+    ],
+)
+def test_a_server_and_a_client_say_that_they_start_before_they_import_what_takes_a_minute(command):
+    """On a busy machine nothing was said for 20 to 80 s."""
+    program = (
+        f"import sys; sys.modules['torch'] = None; from orchestra_flwr import cli; cli.{command}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "starting PyTorch and Flower ...\n"
+    assert "import of torch halted" in done.stderr
+
+
 def test_no_run_imports_the_compiler(tiny):
     """The size of a model is asked for before a run starts, and its rules take up to 2.4 s to
     import; torch.optim's L-BFGS, which could fit linear probes, takes as long."""
