@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestra_flwr import __version__
 from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.completion import completion_script
-from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_sigterm
+from orchestra_flwr.commands.endings import BEGINS_AGAIN, RESUME_HINT, run_command, stop_on_sigterm
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
     Composed,
@@ -158,6 +158,7 @@ def _command(
             return 0
         handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
+        stop_on_sigterm()
         with _starting(run, flags.overrides):
             config = load(kind, flags.overrides, all_read=True)
             if _shows_json(config):
@@ -167,11 +168,11 @@ def _command(
             if run in PROCESSES:
                 import_module(PROCESSES[run])
         warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
-        stop_on_sigterm()
         return run(config)
 
     ignore_closed_streams()
-    return run_command(work, "stopped before the run began; nothing was written")
+    before = "stopped before the run began" if run in (_simulate, _serve) else "stopped"
+    return run_command(work, f"{before}; nothing was written")
 
 
 def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
@@ -319,7 +320,7 @@ def _label(config: LabelConfig) -> int:
 def _compare(config: CompareConfig) -> int:
     from orchestra_flwr.use.compare_command import run_compare
 
-    return run_command(partial(run_compare, config), "stopped", OSError, ValueError)
+    return run_command(partial(run_compare, config), BEGINS_AGAIN, OSError, ValueError)
 
 
 def _export(config: ExportConfig) -> int:
@@ -345,8 +346,7 @@ def _export(config: ExportConfig) -> int:
             print_export(export_saved(config), config.exported)
 
     # Files may be there, or on the hub.
-    stopped = "stopped; the same command begins again"
-    return run_command(work, stopped, OSError, ExportError, HubError)
+    return run_command(work, BEGINS_AGAIN, OSError, ExportError, HubError)
 
 
 def _take_part(config: ClientConfig) -> int:
