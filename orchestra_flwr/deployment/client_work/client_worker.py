@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
@@ -42,7 +43,6 @@ from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.plugins import PluginError, describe
 from orchestra_flwr.privacy.secure_sums import SumRefusedError
-from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import resolve_device
 
 
