@@ -218,7 +218,7 @@ def _starting(run: Callable[..., int], overrides: Sequence[str]) -> AbstractCont
     """A server or client says at once what takes seconds to import, on a busy machine a minute."""
     if run not in PROCESSES or {"logging.progress=off", "logging.format=json"} & {*overrides}:
         return nullcontext()
-    return phase("starting PyTorch and Flower", _print_line, silent=0.0)
+    return phase("starting PyTorch and Flower", _print_line, at_once=True)
 
 
 def _print_line(line: str) -> None:

@@ -151,8 +151,8 @@ class Progress:
         )
 
     def _spent(self, outcome: RoundOutcome) -> Iterator[str]:
-        """The round's seconds, and the virtual time at which it ended."""
-        if self.cohort:
+        """The round's seconds, if anything was timed, and the virtual time at which it ended."""
+        if outcome.seconds:
             yield duration(outcome.seconds)
         if outcome.virtual_seconds is not None:
             yield f"virtual time {duration(outcome.virtual_seconds)}"

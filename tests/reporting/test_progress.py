@@ -69,7 +69,12 @@ def test_before_training_nothing_reads_like_a_failure(clock, capsys):
         clock.now += 40
         progress.images_evaluated("online", 100, 2500)
         progress.round_finished(RoundOutcome(0, {}, {"knn": 0.5}, 0.0, []))
-    evaluating, finished = capsys.readouterr().out.splitlines()
+        progress.round_started(0, 3, "scoring")  # by clients, which is no part of a round's time
+        for client in "abc":
+            progress.client_done(client, ok=True)
+        progress.round_finished(RoundOutcome(0, {}, None, 0.0, []))
+    evaluating, finished, scored = capsys.readouterr().out.splitlines()
+    assert scored == "before training: scoring  3/3 clients"
     assert evaluating == "before training: evaluating online  100/2,500 images  40 s"
     assert finished == "before training  kNN 50.0 %"
 
