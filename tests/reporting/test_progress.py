@@ -79,6 +79,17 @@ def test_before_training_nothing_reads_like_a_failure(clock, capsys):
     assert finished == "before training  kNN 50.0 %"
 
 
+def test_the_line_of_a_round_is_of_those_that_trained_and_not_of_those_that_scored(clock, capsys):
+    with make_progress("plain", rounds=1) as progress:
+        progress.round_started(1, 3, "training")
+        for ok in (True, True, False):
+            progress.client_done("a", ok=ok)
+        progress.round_started(1, 2, "scoring")
+        progress.client_done("a", ok=True)
+        progress.round_finished(RoundOutcome(1, {}, None, 5.0, []))
+    assert capsys.readouterr().out == "round 1/1 training  3/3 clients (1 failed)  5.0 s\n"
+
+
 def test_plain_lines_are_flushed_and_without_control_characters(clock):
     class File(StringIO):
         unflushed = 0

@@ -147,7 +147,7 @@ class ClientWorker:
             return self._sums.answer(received, content, made, self._report)
         release = release_of(received)
         label = release.label if release else "state"
-        place = f"round {round_}" if round_ else "before training"
+        place = _place(round_)
         self._report(f"{place}: {'training' if task['train'] else f'first {label}'}")
         client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
@@ -175,12 +175,12 @@ class ClientWorker:
         scores: Mapping[str, Any] = reply.metric_records[METRICS]
         if received.evaluation.unsupervised:
             self._report(
-                f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
+                f"{_place(round_)}: the average has alignment {scores['alignment']:.3f}, "
                 f"uniformity {scores['uniformity']:.3f}, effective rank "
                 f"{scores['effective_rank']:.3g} on the images here"
             )
         if received.evaluation.personal_by_clients:
-            self._report(f"round {round_}: {self._about_head(received, scores.get(PERSONAL))}")
+            self._report(f"{_place(round_)}: {self._about_head(received, scores.get(PERSONAL))}")
         return reply
 
     def take_encoder(self, content: RecordDict) -> RecordDict:
@@ -290,6 +290,10 @@ class ClientWorker:
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
+
+
+def _place(round_: int) -> str:
+    return f"round {round_}" if round_ else "before training"
 
 
 def _describe(error: Exception) -> str:

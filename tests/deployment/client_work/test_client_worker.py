@@ -122,15 +122,18 @@ def test_a_client_does_not_end_its_last_round_in_silence(worker, configured, sai
         assert (said[-1] == "that was the last round of 2: waiting for another run") is last
 
 
-def test_the_average_is_scored_and_told_in_figures_alone(worker, server, said, ask, task):
+@pytest.mark.parametrize(("number", "place"), [(0, "before training"), (3, "round 3")])
+def test_the_average_is_scored_and_told_in_figures_alone(
+    worker, server, said, ask, task, number, place
+):
     values = server.model_dump()
     values["evaluation"]["unsupervised"] = True
-    reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), 3))
+    reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), number))
     assert not reply.array_records
     told = reply[METRICS]
     assert set(told) == {"examples", *LabelFreeScores.ranges(1)} and told["examples"] == 20
     assert said[-1] == (
-        f"round 3: the average has alignment {told['alignment']:.3f}, "
+        f"{place}: the average has alignment {told['alignment']:.3f}, "
         f"uniformity {told['uniformity']:.3f}, effective rank {told['effective_rank']:.3g} "
         "on the images here"
     )
