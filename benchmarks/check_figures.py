@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
+from orchestra_flwr.console.text import lookup
 from orchestra_flwr.files import read_json
 from orchestra_flwr.reporting import RunFolder
-from orchestra_flwr.reporting.text import lookup
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAIR = "knn / linear"

@@ -21,9 +21,9 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from orchestra_flwr.console.text import flat
 from orchestra_flwr.files import read_json
 from orchestra_flwr.reporting import RunFolder
-from orchestra_flwr.reporting.text import flat
 
 SCORES = ("effective_rank", "lidar", "score", "alignment", "uniformity", "feature_std")
 CLIENTS = "clients' "

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestra_flwr import __version__
 from orchestra_flwr.commands import usage
 from orchestra_flwr.commands.completion import completion_script
-from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_sigterm
+from orchestra_flwr.commands.endings import BEGINS_AGAIN, RESUME_HINT, run_command, stop_on_sigterm
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
 from orchestra_flwr.config import (
     Composed,
@@ -157,17 +158,21 @@ def _command(
             return 0
         handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
-        config = load(kind, flags.overrides, all_read=True)
-        if _shows_json(config):
-            handler.setFormatter(JsonFormatter())
-        if run not in (_take_part, _top):
-            require_server(usage.program(text))
-        warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         stop_on_sigterm()
+        with _starting(run, flags.overrides):
+            config = load(kind, flags.overrides, all_read=True)
+            if _shows_json(config):
+                handler.setFormatter(JsonFormatter())
+            if run not in (_take_part, _top):
+                require_server(usage.program(text))
+            if run in PROCESSES:
+                import_module(PROCESSES[run])
+        warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
         return run(config)
 
     ignore_closed_streams()
-    return run_command(work, "stopped before the run began; nothing was written")
+    before = "stopped before the run began" if run in (_simulate, _serve) else "stopped"
+    return run_command(work, f"{before}; nothing was written")
 
 
 def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
@@ -206,7 +211,18 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
     """Progress before there is a run folder, unless it is switched off."""
     if config.logging.progress == "off" or _shows_json(config):
         return nullcontext()
-    return phase(text, lambda line: print(line, flush=True))
+    return phase(text, _print_line)
+
+
+def _starting(run: Callable[..., int], overrides: Sequence[str]) -> AbstractContextManager[None]:
+    """A server or client says at once what takes seconds to import, on a busy machine a minute."""
+    if run not in PROCESSES or {"logging.progress=off", "logging.format=json"} & {*overrides}:
+        return nullcontext()
+    return phase("starting PyTorch and Flower", _print_line, at_once=True)
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
 
 
 def _serve(config: ServerConfig) -> int:
@@ -303,7 +319,7 @@ def _label(config: LabelConfig) -> int:
 def _compare(config: CompareConfig) -> int:
     from orchestra_flwr.use.compare_command import run_compare
 
-    return run_command(partial(run_compare, config), "stopped", OSError, ValueError)
+    return run_command(partial(run_compare, config), BEGINS_AGAIN, OSError, ValueError)
 
 
 def _export(config: ExportConfig) -> int:
@@ -329,8 +345,7 @@ def _export(config: ExportConfig) -> int:
             print_export(export_saved(config), config.exported)
 
     # Files may be there, or on the hub.
-    stopped = "stopped; the same command begins again"
-    return run_command(work, stopped, OSError, ExportError, HubError)
+    return run_command(work, BEGINS_AGAIN, OSError, ExportError, HubError)
 
 
 def _take_part(config: ClientConfig) -> int:
@@ -351,6 +366,13 @@ def _top(config: TopConfig) -> int:
             run_top(config)
 
     return run_command(work, "", OSError, ValueError)
+
+
+# What is imported behind commands that run for long.
+PROCESSES: dict[Callable[..., int], str] = {
+    _serve: "orchestra_flwr.deployment.processes.server_process",
+    _take_part: "orchestra_flwr.deployment.processes.client_process",
+}
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from orchestra_flwr import cli
 from orchestra_flwr.cli import client_main, main, server_main
 from orchestra_flwr.data.image_files import decoding
 from orchestra_flwr.folder_lock import locked
@@ -343,6 +344,32 @@ def heard():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("main", "stopped before the run began; nothing was written"),
+        ("server_main", "stopped before the run began; nothing was written"),
+        *[
+            (f"{name}_main", "stopped; nothing was written")
+            for name in ("client", "embed", "label", "compare", "export", "evaluate", "top")
+        ],
+    ],
+)
+def test_a_command_that_is_stopped_at_once_speaks_of_a_run_only_where_it_makes_one(
+    command, line, monkeypatch, capsys
+):
+    def stopped(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(cli, "load", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert getattr(cli, command)([]) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 @pytest.mark.usefixtures("heard")

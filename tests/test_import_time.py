@@ -18,6 +18,10 @@ REFUSED = {
     "import orchestra_flwr": ("flwr", "numpy", "pydantic", "torch", *HEAVY, *FILES_OF_HYDRA),
     "import orchestra_flwr.config": ("flwr", "torch", *HEAVY, *FILES_OF_HYDRA),
     "import orchestra_flwr.cli": ("flwr", "torch", *HEAVY),
+    # Whole commands: one asks a server again and again, the others say that they start.
+    "import orchestra_flwr.deployment.watch.top": ("flwr", "torch", *HEAVY),
+    "import orchestra_flwr.deployment.client_config": ("flwr", "torch", *HEAVY),
+    "import orchestra_flwr.deployment.server_config": ("flwr", "torch", *HEAVY),
     # The server draws the split with matplotlib before the first round.
     "import orchestra_flwr.federation.simulation": (
         "flwr.simulation",
@@ -43,6 +47,25 @@ def imported(program, *arguments):
 @pytest.mark.parametrize("program", REFUSED)
 def test_an_import_leaves_out_what_takes_seconds(program):
     assert not imported(program) & set(REFUSED[program])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "client_main(['server=127.0.0.1:1', 'data.root=.', 'insecure=true'])",
+        "server_main(['insecure=true'])",
+    ],
+)
+def test_a_server_and_a_client_say_that_they_start_before_they_import_what_takes_a_minute(command):
+    """On a busy machine nothing was said for 20 to 80 s."""
+    program = (
+        f"import sys; sys.modules['torch'] = None; from orchestra_flwr import cli; cli.{command}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "starting PyTorch and Flower ...\n"
+    assert "import of torch halted" in done.stderr
 
 
 def test_no_run_imports_the_compiler(tiny):

@@ -11,6 +11,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 
 RESUME_HINT = "stopped; the same command goes on"
+BEGINS_AGAIN = "stopped; the same command begins again"
 
 
 class Terminated(KeyboardInterrupt):

@@ -16,7 +16,6 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
-from orchestra_flwr.methods import release_of
 
 # What a server with a queue is started with; all else each run says.
 OF_THE_SERVER = ("queue", "host", "port", "insecure", "security", "watch")
@@ -67,6 +66,8 @@ class ServerConfig(Config):
 
     @model_validator(mode="after")
     def _real_clients_can_take_part(self) -> ServerConfig:
+        from orchestra_flwr.methods import release_of  # imports torch
+
         release = release_of(self)
         if release and release.exposes:
             raise ValueError(

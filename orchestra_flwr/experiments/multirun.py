@@ -18,12 +18,12 @@ from orchestra_flwr.config import (
     without_unread,
 )
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import percent
 from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.results.comparison import why_left_out
 from orchestra_flwr.experiments.results.runs import Run, read_run
-from orchestra_flwr.reporting.text import percent
 
 FOLDER = Path("outputs/multirun")
 PER_RUN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it

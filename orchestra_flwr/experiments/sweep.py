@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestra_flwr.config import Config, ConfigError, is_free
+from orchestra_flwr.console.text import duration
 from orchestra_flwr.experiments.planning.classes_held import classes_held_by_clients
 from orchestra_flwr.experiments.planning.measure_table import FINETUNING, MEASURES, TRANSFER
 from orchestra_flwr.experiments.planning.plan import Plan
@@ -30,7 +31,6 @@ from orchestra_flwr.experiments.results.runs import (
 )
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
-from orchestra_flwr.reporting.text import duration
 
 Announce = Callable[[str], None]
 POLL = 0.1  # seconds between looks at the processes

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.reporting.text import ACCURACIES, percent, size
+from orchestra_flwr.console.text import ACCURACIES, percent, size
 
 WIDTH = 120  # characters; in a narrower terminal the lines wrap, and none is cut
 

@@ -8,6 +8,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.engines.trial_step import core_seconds
 from orchestra_flwr.federation.population import (
@@ -25,7 +26,6 @@ from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
-from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import check_model, resolve_device, starting_learner
 
 

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import percent
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.run_folder import finite
-from orchestra_flwr.reporting.text import percent
 
 NAMES = {
     "knn": "kNN",

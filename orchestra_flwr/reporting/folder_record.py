@@ -16,8 +16,8 @@ from orchestra_flwr.config import (
     ConfigError,
     read_config_file,
 )
+from orchestra_flwr.console.text import flat
 from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST
-from orchestra_flwr.reporting.text import flat
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
 CHECKPOINT = f"checkpoint/{LATEST}"

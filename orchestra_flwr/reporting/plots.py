@@ -17,8 +17,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import lookup
 from orchestra_flwr.files import replacing
-from orchestra_flwr.reporting.text import lookup
 
 Metrics = Sequence[dict[str, Any]]
 

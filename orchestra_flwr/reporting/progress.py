@@ -20,11 +20,12 @@ from orchestra_flwr.config import LogFormat
 from orchestra_flwr.console.json_lines import json_line
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import duration, percent
 from orchestra_flwr.reporting.run_folder import finite
 from orchestra_flwr.reporting.summary_table import print_summary
-from orchestra_flwr.reporting.text import duration, percent
 
 PLAIN_INTERVAL = 30  # seconds between lines within a round
+SCORING = "scoring"  # the label of a round's last part, where clients score its average
 
 
 class RoundOutcome(NamedTuple):
@@ -88,6 +89,8 @@ class Progress:
         self._began: float | None = None  # start of the first round that counts for the time left
         self._finished = 0
         self._phase = ExitStack()
+        # Of the part before that one: label, cohort, done and failed.
+        self._before_scoring: tuple[str, int, int, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +99,9 @@ class Progress:
         self.phase_ended()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """A round begins; `label` says what it does in a word or two."""
+        """A round, or a part of it, begins; `label` says what it does in a word or two."""
+        if label == SCORING and round == self.round and self.label:
+            self._before_scoring = (self.label, self.cohort, self.done, self.failed)
         self.round, self.cohort, self.label = round, cohort, label
         self.done = self.failed = 0
         if self._began is None and round > 0:  # round 0 only clusters and is shorter
@@ -111,7 +116,10 @@ class Progress:
         """The server has made features of `done` of `total` images with a backbone."""
 
     def round_finished(self, outcome: RoundOutcome) -> None:
-        """A round has ended."""
+        """A round has ended; its line is of what was done before its average was scored."""
+        if self._before_scoring is not None:
+            self.label, self.cohort, self.done, self.failed = self._before_scoring
+            self._before_scoring = None
         self._finished += outcome.round > 0
         if outcome.scores and "knn" in outcome.scores:
             self.knn = outcome.scores["knn"]
@@ -151,8 +159,8 @@ class Progress:
         )
 
     def _spent(self, outcome: RoundOutcome) -> Iterator[str]:
-        """The round's seconds, and the virtual time at which it ended."""
-        if self.cohort:
+        """The round's seconds, if anything was timed, and the virtual time at which it ended."""
+        if outcome.seconds:
             yield duration(outcome.seconds)
         if outcome.virtual_seconds is not None:
             yield f"virtual time {duration(outcome.virtual_seconds)}"

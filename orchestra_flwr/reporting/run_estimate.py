@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.reporting.text import counted, duration, size
+from orchestra_flwr.console.text import counted, duration, size
 
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
 TRIED = 300  # seconds below which the first round soon tells more than steps that are tried

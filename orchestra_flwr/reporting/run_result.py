@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from orchestra_flwr.console.text import flat
 from orchestra_flwr.files import read_json
 from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.reporting.plots import curves_figure, partition_figure
 from orchestra_flwr.reporting.run_folder import RunFolder
 from orchestra_flwr.reporting.summary_table import print_summary
-from orchestra_flwr.reporting.text import flat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

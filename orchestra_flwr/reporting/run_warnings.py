@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestra_flwr.reporting.text import ACCURACIES, lookup, percent
+from orchestra_flwr.console.text import ACCURACIES, lookup, percent
 
 SPREADS = {"feature_std": "feature_std", "effective_rank": "effective rank"}
 COLLAPSED = 0.5  # of what it was before training

@@ -44,7 +44,6 @@ def _images(config: Config) -> str:
         return line
     if expected == (size, by):
         return f"{line}, as the pretrained network expects"
-    return (
-        f"{line}; the pretrained network expects {expected.size} x {expected.size} pixels, "
-        f"data.normalise={expected.normalise}"
-    )
+    pixels = f"{expected.size} x {expected.size} pixels" if expected.size != size else ""
+    scale = f"data.normalise={expected.normalise}" if expected.normalise != by else ""
+    return f"{line}; the pretrained network expects {', '.join(filter(None, (pixels, scale)))}"

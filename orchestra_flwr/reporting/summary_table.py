@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.reporting.text import counted, duration, lookup, percent, size
+from orchestra_flwr.console.text import counted, duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 SEVERAL_LABELS = (("mAP", "map"),)  # in their place where images have several labels

@@ -16,6 +16,7 @@ from torch import Tensor
 from orchestra_flwr.config import AugmentationConfig, ConfigError, encoder_file, read_run
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import ACCURACIES
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import extract_features, label_free_scores, lidar_of_images
@@ -24,7 +25,6 @@ from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Encoder, encoder_at, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
-from orchestra_flwr.reporting.text import ACCURACIES
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare

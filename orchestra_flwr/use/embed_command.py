@@ -11,13 +11,13 @@ from typing import get_args
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import size
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, encoder_of
-from orchestra_flwr.reporting.text import size
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
     Embeddings,

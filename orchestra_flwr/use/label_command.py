@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import percent
 from orchestra_flwr.data.image_files.file_table import table_text
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import encoder_of
-from orchestra_flwr.reporting.text import percent
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embed_command import (
     embed_shown,

@@ -43,7 +43,9 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert config.partition.name == "iid"  # the default needs labels
     assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("preset=adapt: for 12 images without labels, 10 clients, no GPU: ")
+    about = "12 images without labels, 10 clients (federation.clients), no GPU"
+    assert line.startswith(f"preset=adapt: for {about}: ")
+    assert line.count("training all weights lost") == 1  # two rows say so
     assert "federation.rounds=24" in line and "few images make few steps" in line
 
 

@@ -34,3 +34,10 @@ def test_an_error_ends_the_phase(monkeypatch):
         raise ValueError
     time.sleep(0.2)
     assert lines == []
+
+
+def test_a_phase_that_begins_a_program_is_said_before_anything_else():
+    lines = []
+    with phase("starting", lines.append, at_once=True):
+        assert lines == ["starting ..."]
+    assert lines == ["starting ..."]

@@ -69,9 +69,25 @@ def test_before_training_nothing_reads_like_a_failure(clock, capsys):
         clock.now += 40
         progress.images_evaluated("online", 100, 2500)
         progress.round_finished(RoundOutcome(0, {}, {"knn": 0.5}, 0.0, []))
-    evaluating, finished = capsys.readouterr().out.splitlines()
+        progress.round_started(0, 3, "scoring")  # by clients, which is no part of a round's time
+        for client in "abc":
+            progress.client_done(client, ok=True)
+        progress.round_finished(RoundOutcome(0, {}, None, 0.0, []))
+    evaluating, finished, scored = capsys.readouterr().out.splitlines()
+    assert scored == "before training: scoring  3/3 clients"
     assert evaluating == "before training: evaluating online  100/2,500 images  40 s"
     assert finished == "before training  kNN 50.0 %"
+
+
+def test_the_line_of_a_round_is_of_those_that_trained_and_not_of_those_that_scored(clock, capsys):
+    with make_progress("plain", rounds=1) as progress:
+        progress.round_started(1, 3, "training")
+        for ok in (True, True, False):
+            progress.client_done("a", ok=ok)
+        progress.round_started(1, 2, "scoring")
+        progress.client_done("a", ok=True)
+        progress.round_finished(RoundOutcome(1, {}, None, 5.0, []))
+    assert capsys.readouterr().out == "round 1/1 training  3/3 clients (1 failed)  5.0 s\n"
 
 
 def test_plain_lines_are_flushed_and_without_control_characters(clock):

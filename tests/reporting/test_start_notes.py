@@ -24,7 +24,12 @@ TIMM = ("model=timm", "model.timm=mobilenetv3_small_050", "model.weights=x.safet
         (
             ("data=cifar10", *TIMM, "data.image_size=64"),
             "images: 64 x 64 pixels (data.image_size), data.normalise=imagenet; the pretrained "
-            "network expects 224 x 224 pixels, data.normalise=imagenet",
+            "network expects 224 x 224 pixels",
+        ),
+        (
+            ("data=cifar10", *TIMM, "data.normalise=half"),
+            "images: 224 x 224 pixels (data.image_size), data.normalise=half; the pretrained "
+            "network expects data.normalise=imagenet",
         ),
     ],
 )

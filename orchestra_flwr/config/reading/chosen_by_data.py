@@ -48,7 +48,12 @@ def chosen_by_data(
     fitting = [row for row in rows if _fits(row, facts)]
     chosen = unsaid([line for row in fitting for line in row["choose"]])
     written = [str(line.input_line) for line in chosen.values()]
-    why = [row["because"] for row in fitting if {*row["choose"]} & {*written}]
+    reasons: dict[str, tuple[str, str]] = {}  # of each key: its line, and why it is that
+    for row in fitting:
+        for line in row["choose"]:
+            if reasons.get(key := line.partition("=")[0], ("", ""))[0] != line:
+                reasons[key] = line, row["because"]
+    why = dict.fromkeys(because for line, because in reasons.values() if line in written)
     logger.info(
         "preset=%s: for %s: %s",
         values_of(overrides)["preset"],
@@ -101,4 +106,4 @@ def _sentence(facts: Mapping[str, Any]) -> str:
     if "images" in facts:
         images = f"{facts['images']:,} images with{'' if facts['labelled'] else 'out'} labels"
     gpu = "a GPU" if facts["gpu"] else "no GPU"
-    return f"{images}, {facts['clients']} clients, {gpu}"
+    return f"{images}, {facts['clients']} clients (federation.clients), {gpu}"

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
@@ -18,11 +19,12 @@ from orchestra_flwr.deployment.client_work.received_settings import (
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
+from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.keys.peers import Signatures
 from orchestra_flwr.federation.client.answers import evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.failures import Failure, as_shown
 from orchestra_flwr.federation.messages.fields import (
     CONFIG,
     ENCODER,
@@ -30,6 +32,7 @@ from orchestra_flwr.federation.messages.fields import (
     FROZEN,
     METRICS,
     PERSONAL,
+    REGISTERED,
     RUN,
     SECURE_STAGE,
     SMALLEST_GROUP,
@@ -40,7 +43,6 @@ from orchestra_flwr.flower.client_tasks import Request
 from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.plugins import PluginError, describe
 from orchestra_flwr.privacy.secure_sums import SumRefusedError
-from orchestra_flwr.reporting.text import counted
 from orchestra_flwr.training import resolve_device
 
 
@@ -145,7 +147,7 @@ class ClientWorker:
             return self._sums.answer(received, content, made, self._report)
         release = release_of(received)
         label = release.label if release else "state"
-        place = f"round {round_}" if round_ else "before training"
+        place = _place(round_)
         self._report(f"{place}: {'training' if task['train'] else f'first {label}'}")
         client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
@@ -173,12 +175,12 @@ class ClientWorker:
         scores: Mapping[str, Any] = reply.metric_records[METRICS]
         if received.evaluation.unsupervised:
             self._report(
-                f"round {round_}: the average has alignment {scores['alignment']:.3f}, "
+                f"{_place(round_)}: the average has alignment {scores['alignment']:.3f}, "
                 f"uniformity {scores['uniformity']:.3f}, effective rank "
                 f"{scores['effective_rank']:.3g} on the images here"
             )
         if received.evaluation.personal_by_clients:
-            self._report(f"round {round_}: {self._about_head(received, scores.get(PERSONAL))}")
+            self._report(f"{_place(round_)}: {self._about_head(received, scores.get(PERSONAL))}")
         return reply
 
     def take_encoder(self, content: RecordDict) -> RecordDict:
@@ -238,6 +240,7 @@ class ClientWorker:
     def _accept(self, task: ConfigRecord) -> Config:
         """The configuration of a run in which this client can take part, on this machine."""
         check_version(str(task["version"]))
+        self._check_name(str(task.get(REGISTERED, self._name)))
         received = self._settings.received(task)
         config = self._settings.for_this_machine(received)
         self._settings.check_model(config, str(task["schema"]))
@@ -254,6 +257,18 @@ class ClientWorker:
             labels_for(config, images)
         check_client(config, self._name)
         return config
+
+    def _check_name(self, registered: str) -> None:
+        """Compares the name of this client's key at the server with the one that it has here."""
+        if registered != self._name:
+            name, public = as_shown(registered), Path(self._config.security) / "client.pub"
+            raise RefusalError(
+                f"the server refuses this client: its key is registered there as {name}, and named "
+                f"{self._name} in {public}. Either end that file with {name} and start this client "
+                f"again, or run at the server: {COMMAND} revoke name={name}, then register "
+                f"key={public.name}",
+                Failure.OTHER_NAME,
+            )
 
     def _load(self, config: Config) -> ImageSet:
         """This client's images on its device, of the size that the server trains on."""
@@ -275,6 +290,10 @@ class ClientWorker:
             self._images = dataset.train.to(self._device)
             self._image_size = config.data.image_size
         return self._images
+
+
+def _place(round_: int) -> str:
+    return f"round {round_}" if round_ else "before training"
 
 
 def _describe(error: Exception) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import RecordDict
 
 from orchestra_flwr.console.printable import printable_lines
+from orchestra_flwr.deployment.keys.key_files import quoted
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
     CONFIG,
@@ -61,9 +62,10 @@ class EncoderStore:
             return STORED if self._has(description) else WANTED
         shown = printable_lines(card).encode()  # nothing that a terminal would obey
         self._store({WEIGHTS: weights, DESCRIPTION: description.encode(), CARD: shown})
+        place = quoted(self.folder.absolute())  # a service is started in another folder
         report(
-            f"the encoder is here: orchestra-embed run={self.folder} images=..., "
-            f"orchestra-export run={self.folder}"
+            f"the encoder is here: orchestra-embed run={place} images=..., "
+            f"orchestra-export run={place}"
         )
         return STORED
 

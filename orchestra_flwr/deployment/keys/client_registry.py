@@ -4,6 +4,9 @@ A running server watches that folder: a file appears there whole or not at all.
 """
 
 import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +54,32 @@ def registered(folder: Path) -> dict[str, RegisteredClient]:
             continue
         clients[name] = RegisteredClient(path, key)
     return clients
+
+
+class RegisteredNames:
+    """The clients' names by their keys, as the list is now; `folder` as of :func:`registered`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp: object = None
+        self._names: dict[bytes, str] = {}
+
+    def __call__(self) -> Mapping[bytes, str]:
+        """By the keys' PEM; the files are read where one has changed."""
+        if (stamp := stamp_of(self._folder)) != self._stamp:
+            with suppress(ConfigError):  # it cannot be read now: it counts as it was
+                self._names = {c.key.pem: name for name, c in registered(self._folder).items()}
+                self._stamp = stamp
+        return self._names
+
+
+def stamp_of(folder: Path) -> object:
+    """Changes whenever the list does."""
+    try:
+        with os.scandir(folder / "clients") as entries:
+            return sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
+    except OSError as error:  # reading it will say why, unless it has passed
+        return str(error)
 
 
 def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:

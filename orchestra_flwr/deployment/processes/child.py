@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +36,8 @@ class Child:
     Args:
         command: its name is looked up beside this Python first, where Flower's programs are.
         environment: variables beside those of this process.
-        log: the file; it grows to a few megabytes.
+        log: the file, to which it is appended behind a line with the time; it grows to a few
+            megabytes.
         on_line: takes every line of output.
         inherited: file descriptors that it has as well, under the same numbers.
     """
@@ -52,6 +54,7 @@ class Child:
         self.log = log
         self._on_line = on_line
         self._tail: deque[str] = deque(maxlen=40)
+        self._lines = 0
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-S", "-c", _BOUND, str(os.getpid()), *command],
             env=child_environment(environment),
@@ -70,6 +73,15 @@ class Child:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def progress(self) -> tuple[int, str]:
+        """Differs as long as it writes lines or, on Linux, uses the processor."""
+        used = ""
+        with suppress(OSError):
+            status = Path(f"/proc/{self.pid}/stat").read_text()
+            used = " ".join(status.rpartition(")")[2].split()[11:13])  # utime and stime
+        return self._lines, used
 
     @property
     def returncode(self) -> int | None:
@@ -95,10 +107,13 @@ class Child:
 
     def _read(self) -> None:
         handler = _PrivateLog(self.log, maxBytes=LOG_BYTES, backupCount=1, delay=True)
+        began = f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {self.pid} begins"
+        handler.emit(logging.makeLogRecord({"msg": began}))
         assert self._process.stdout is not None
         for line in self._process.stdout:
             text = line.rstrip("\n")
             self._tail.append(text)
+            self._lines += 1
             handler.emit(logging.makeLogRecord({"msg": text}))
             self._on_line(text)
         handler.close()

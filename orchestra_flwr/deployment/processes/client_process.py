@@ -57,7 +57,7 @@ def run_client(config: ClientConfig) -> None:
         if 0 < labelled < count:
             kind = f"{labelled} of them in class folders, the others without labels"
         report(f"{count} images in {root} ({kind})")
-        report(f"state in {folder}, {'TLS' if keys else 'plain text'}, server {config.server}")
+        report(f"state in {folder}, {'TLS' if keys else 'plain text'}")
         stack.enter_context(warning_daily(keys.dated if keys else (), report))
         signed = signatures(keys) if keys else None
         worker = ClientWorker(config, name, folder, report, signed)
@@ -78,6 +78,7 @@ def run_client(config: ClientConfig) -> None:
             certificates=keys.dated if keys else (),
         )
         stack.enter_context(watched(config.watch, status.to_dict, report))
+        report(f"starting Flower, which connects to {config.server} ...")
         supernode.start()
         try:
             while True:

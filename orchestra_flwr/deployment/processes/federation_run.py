@@ -11,6 +11,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.channel.json_pipe import Channel
 from orchestra_flwr.deployment.channel.progress_events import RelayedProgress
+from orchestra_flwr.deployment.keys.client_registry import RegisteredNames
 from orchestra_flwr.deployment.keys.peers import is_signed
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.replies import reply_limit
@@ -48,13 +49,15 @@ def serve(channel: Channel, task: dict[str, Any]) -> None:
         sent = {"version": __version__, "config": config.to_json(), "schema": schemas.fingerprint}
         least = config.federation.min_clients
         assert least is not None
+        security = Path(server_config.security) if server_config.tls else None
         members = ConnectedMembers(
             streaming,
             ConfigRecord({**sent}),
             least,
             progress.message,
             note=note("member"),
-            verify=partial(is_signed, Path(server_config.security)) if server_config.tls else None,
+            verify=partial(is_signed, security) if security else None,
+            keys=RegisteredNames(security) if security else lambda: None,
         )
         delivery = EncoderDelivery(
             streaming,

@@ -1,7 +1,6 @@
 """The clients that may take part: those whose public keys are in the server's folder."""
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys.client_registry import registered
+from orchestra_flwr.deployment.keys.client_registry import registered, stamp_of
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 
 POLL_SECONDS = 1.0
@@ -22,7 +21,8 @@ class Roster:
     Flower's SuperLink has to know a key, too, and never forgets one: a key that was unregistered
     there is refused when it is registered again, for as long as the SuperLink runs. So nothing is
     unregistered there. A revoked key is stopped by the gate, at once, and one that is registered
-    again needs nothing more than to be let through. Without a folder anybody may connect.
+    again, under whatever name, needs nothing more than to be let through: a run takes names from
+    the folder, and not from Flower. Without a folder anybody may connect.
     """
 
     def __init__(self, flower: Flower, folder: Path | None, report: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class Roster:
         self._folder = folder
         self._report = report
         self._listed: Mapping[bytes, str] = {}  # the folder's keys, with the clients' names
-        self._in_flower: dict[bytes, str] = {}  # the SuperLink's, with the names it has them under
+        self._in_flower: set[bytes] = set()  # the SuperLink's keys
         self._names: Mapping[bytes, str | None] = {}
         self._stamp: object = None
         self._reported: list[str] = []
@@ -46,7 +46,7 @@ class Roster:
         if self._folder is None:
             return
         now = time.monotonic()
-        stamp = _stamp(self._folder / "clients")
+        stamp = stamp_of(self._folder)
         if stamp == self._stamp and now < self._retry_at:
             return
         if stamp != self._stamp:
@@ -92,12 +92,6 @@ class Roster:
         if missing:
             problems = self._register(missing, [(n, clients[n].path) for _, n in missing])
             self._admit()
-        for key, name in self._listed.items():
-            if (first := self._in_flower.get(key, name)) != name:
-                problems.append(
-                    f"client {name} cannot come in: this server knows its key as {first} until "
-                    f"it is started again: register it as {first}, or start the server again"
-                )
         return problems
 
     def _register(
@@ -108,7 +102,7 @@ class Roster:
         except FlowerError as error:
             names = ", ".join(name for name, _ in files)
             return [f"clients {names} cannot be registered: {error}; trying again"]
-        self._in_flower |= {key: name for key, name in missing if objections[name] is None}
+        self._in_flower |= {key for key, name in missing if objections[name] is None}
         return [
             f"client {name} cannot be registered: {objection}; trying again"
             for name, objection in objections.items()
@@ -116,22 +110,12 @@ class Roster:
         ]
 
     def _admit(self) -> None:
-        """Admits the clients that both the folder and the SuperLink have, under the same name."""
+        """Admits the clients that both the folder and the SuperLink have."""
         former = set(self._names.values())
         self._names = {
-            key: name if self._in_flower.get(key) == name else None
-            for key, name in self._listed.items()
+            key: name if key in self._in_flower else None for key, name in self._listed.items()
         }
         admitted = set(self._names.values())
         for names, change in ((former - admitted, "revoked"), (admitted - former, "registered")):
             if named := sorted(name for name in names if name is not None):
                 self._report(f"{change}: {', '.join(named)}")
-
-
-def _stamp(folder: Path) -> object:
-    """Changes whenever a file of the folder does."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
-    except OSError as error:  # reading it will say why, unless it has passed
-        return str(error)

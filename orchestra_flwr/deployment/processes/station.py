@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.console.phases import phase
 from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import Child
@@ -102,9 +103,10 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
             connected=lambda: station.connected,
         )
         station = Station(scratch, keys, link, flower, gate, roster.names, idle, idle, report)
-        wait_until_up(socket, link)
         stack.enter_context(warning_daily(dated, say))
-        stack.enter_context(roster.watching())
+        with phase("starting Flower", report):
+            wait_until_up(socket, link)
+            stack.enter_context(roster.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
         stack.enter_context(watched(config.watch, station.shown, say))
         yield station

@@ -8,7 +8,7 @@ from orchestra_flwr.deployment.processes.child import Child, accepts
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.flower.socket_server import socket_server_command
 
-START_SECONDS = 60.0
+STUCK_SECONDS = 120.0  # in which a start makes no progress at all
 
 
 def superlink_command(socket: Path, keys: ServerFiles | None) -> list[str]:
@@ -33,12 +33,23 @@ def superlink_command(socket: Path, keys: ServerFiles | None) -> list[str]:
 
 
 def wait_until_up(socket: Path, link: Child) -> None:
-    """Returns when the SuperLink listens; a FederationError where it does not in time."""
-    deadline = time.monotonic() + START_SECONDS
+    """Returns when the SuperLink listens, which on a busy machine takes minutes.
+
+    Raises:
+        FederationError: it has ended, or makes no progress any more.
+    """
+    progress, since = link.progress, time.monotonic()
     while not accepts(socket):
-        if link.returncode is not None or time.monotonic() > deadline:
+        if link.returncode is not None:
             last = next((line for line in reversed(link.tail()) if line.strip()), "no output")
-            raise FederationError(f"Flower's SuperLink did not start: {last} (see {link.log})")
+            raise FederationError(f"Flower's SuperLink did not start: {last} (end of {link.log})")
+        if (now := link.progress) != progress:
+            progress, since = now, time.monotonic()
+        elif time.monotonic() - since > STUCK_SECONDS:
+            raise FederationError(
+                f"Flower's SuperLink did not start: for {STUCK_SECONDS:.0f} s it has done nothing "
+                f"(end of {link.log})"
+            )
         time.sleep(0.1)
 
 

@@ -27,7 +27,8 @@ ALIVE_SECONDS, POLL_SECONDS = 5.0, 0.1
 # server's by more than Flower allows.
 SIGNED_AGO = 60.0
 SOCKET = "node"  # and a number: its name in the temporary folder
-NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that is not registered
+NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that it does not let in
+UNREGISTERED = "This key is not registered."  # behind it, where the server's own gate said so
 # What Flower says before it gives up for good, though its process stays for a while or for ever: a
 # connection that ends while TLS is set up is enough, as of a server behind a proxy that is started
 # again; and a server that no longer takes the key, or was started anew and knows no such node.
@@ -170,12 +171,13 @@ class Supernode:
     def _watch(self, line: str) -> None:
         if any(words in line for words in GAVE_UP):
             self._gave_up = True
-        if FAILED in line and self._connected:
+        if FAILED in line:
             self._failures += 1
             if self._failures == FAILURES:
-                self._report(f"{self._server} does not answer any more; trying again")
+                why = "answer any more" if self._connected else "let this client in yet"
+                self._report(f"{self._server} does not {why}; trying again")
         if SUCCEEDED in line:
-            if self._failures >= FAILURES:
+            if self._failures >= FAILURES and self._connected:
                 self._report(f"{self._server} answers again")
             self._failures = 0
         if "SuperNode ID" in line and not self._connected:
@@ -184,12 +186,18 @@ class Supernode:
             self._report(f"connected to {self._server}; waiting for a run")
 
     def _explain(self, tail: list[str]) -> str:
-        if self._keys is not None and any(NOT_ACTIVATED in line for line in tail):
+        refusal = next((line for line in tail if NOT_ACTIVATED in line), None)
+        if self._keys is not None and refusal is not None:
+            if UNREGISTERED in refusal:
+                return (
+                    f"{self._server} refuses this client: its key is not registered there, or was "
+                    f"revoked. Bring {self._keys.public} there and run {COMMAND} register "
+                    f"key={self._keys.public.name}"
+                )
             return (
-                f"{self._server} does not take this client's key: if it is not registered, bring "
-                f"{self._keys.public} there and run {COMMAND} register "
-                f"key={self._keys.public.name}; if this client was killed a moment ago, it is "
-                "taken again within a minute"
+                f"{self._server} refuses this client: one with its key is connected already. It "
+                "is taken within a minute if it was killed a moment ago; if not, a second client "
+                "has a copy of its key: stop that one"
             )
         if self._connected or self._gave_up:
             return f"the connection to {self._server} ended"

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from orchestra_flwr import __version__
-from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.files import append_durably, read_whole_lines, write_atomically
 from orchestra_flwr.fingerprints import file_sha256, fingerprint_of
-from orchestra_flwr.reporting import RunFolder
+
+if TYPE_CHECKING:  # orchestra-top, which reads logs, does without PyTorch
+    from orchestra_flwr.deployment.server_config import ServerConfig
+    from orchestra_flwr.reporting import RunFolder
 
 FILE = "audit.jsonl"
 END = "audit.end"  # number of lines and the last digest: what was cut off at the end is missed

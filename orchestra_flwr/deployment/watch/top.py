@@ -16,9 +16,9 @@ from rich.text import Text
 
 from orchestra_flwr.config import Composed, OptionalPathText
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import counted, duration, size
 from orchestra_flwr.deployment.watch.audit_log import check_audit
 from orchestra_flwr.files import at_home
-from orchestra_flwr.reporting.text import counted, duration, size
 
 MAX_BYTES = 4_000_000  # of a status
 TIMEOUT = 5.0

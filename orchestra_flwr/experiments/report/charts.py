@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from orchestra_flwr.console.text import lookup
 from orchestra_flwr.experiments.results.embedding import Embedding
 from orchestra_flwr.experiments.results.runs import Run, curve_title
 from orchestra_flwr.experiments.results.statistics import Sample
 from orchestra_flwr.files import replacing
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
-from orchestra_flwr.reporting.text import lookup
 
 PALETTE = (*COLOURS, INK, "#a0785a", "#7a5fd0", "#8c8c8c", "#b5bd00", "#d62728")
 MARKERS = "osD^vPX*<>ph"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.text import lookup
 from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.report.charts import (
     draw_embeddings,
@@ -30,7 +31,6 @@ from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import Run, curve_title
 from orchestra_flwr.experiments.results.statistics import Sample, correlation
 from orchestra_flwr.experiments.results.tuning import WITH_LABELS, selection
-from orchestra_flwr.reporting.text import lookup
 
 Presenter = Callable[[Results, Path], Iterator[str]]  # yields parts of the report, in Markdown
 STEPS = 20  # accuracies for which rounds are counted: 5 %, 10 %, ...

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from orchestra_flwr.console.text import duration, lookup, percent, size
 from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
@@ -10,7 +11,6 @@ from orchestra_flwr.experiments.results.comparison import Result
 from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample
-from orchestra_flwr.reporting.text import duration, lookup, percent, size
 
 NOTHING = "\u2013"
 WORSE = "\u25bc"  # beside a measure that training made worse

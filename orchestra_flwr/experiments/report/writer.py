@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError, is_free
+from orchestra_flwr.console.text import duration, size
 from orchestra_flwr.experiments.planning.plan import Plan, read_plans
 from orchestra_flwr.experiments.report.html import to_html
 from orchestra_flwr.experiments.report.markdown import (
@@ -34,7 +35,6 @@ from orchestra_flwr.experiments.results.comparison import Results, read_results
 from orchestra_flwr.experiments.results.paper import paper_source
 from orchestra_flwr.experiments.results.runs import Run, find_runs, unreadable
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.reporting.text import duration, size
 
 
 def write_report(folder: str | Path) -> Path:

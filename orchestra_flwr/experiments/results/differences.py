@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import Config, why_unread
+from orchestra_flwr.console.text import flat
 from orchestra_flwr.experiments.results.runs import Run
-from orchestra_flwr.reporting.text import flat
 
 # Where a run was and what it showed, not what it computed.
 PLACES = ("run_dir", "resume", "name", "device", "seed", "engine", "logging", "plugins")

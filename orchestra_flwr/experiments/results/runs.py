@@ -9,12 +9,12 @@ from typing import Any
 
 from orchestra_flwr.config import Config, parse, read_config_file
 from orchestra_flwr.config.user_packages import check_named
+from orchestra_flwr.console.text import lookup
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.experiments.planning.measure_table import MEASURES, TRANSFER
 from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
-from orchestra_flwr.reporting.text import lookup
 
 EVALUATIONS = "evaluation"  # folder of a run folder: a file for every evaluation of its encoder
 ENCODER = "encoder.json"  # in a run folder: what the saved encoder is

@@ -13,6 +13,7 @@ LOCAL_SCORES = "own/"  # prefix of a reply's scores of the client's own model
 PERSONAL = LOCAL_SCORES + "personal"  # the score that a real client need not send
 MODEL = "model"  # in a reply's config: the model that was trained, where several were sent
 MODELS = "models"  # in a task: the names of the models that are sent
+REGISTERED = "registered"  # in a greeting: the name of the client's key at the server
 RUN = "run"  # in a task: which run this is, where clients keep state
 TRAINED = "trained"  # in a task: the latest round in which a real client's state was used
 CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from orchestra_flwr.console.text import lookup
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.models import Backbone, Encoder
-from orchestra_flwr.reporting.text import lookup
 from orchestra_flwr.training import begins_trained
 
 BEST = "best/"  # what the names of its tensors in a checkpoint begin with

@@ -236,7 +236,7 @@ class _Run:
         if exchanged:
             self.privacy.before(round_)
             self.messages.exchange(round_, report)
-        report.seconds = time.perf_counter() - started
+            report.seconds = time.perf_counter() - started
         if number > 0:
             self.estimate.round_ended(report.seconds)
         if scored:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
-from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN
+from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN, REGISTERED
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 from orchestra_flwr.flower.streaming_grid import StreamingGrid
@@ -113,8 +113,8 @@ class ConnectedMembers(Members):
     Every new node is greeted: it learns the run's configuration and answers with its name and
     images, or with one word for what keeps it from taking part. What does may pass, as a disk that
     is not mounted yet: a client that refused or failed is asked again, less and less often. A
-    client whose node was registered under a name (`flwr supernode register --name`) has that name;
-    others say their own.
+    client whose key is registered has the name of its key, and counts as another one when that
+    changes; others say their own.
     """
 
     replays = False
@@ -128,6 +128,9 @@ class ConnectedMembers(Members):
     pause: Callable[[float], None] = time.sleep  # takes seconds; may raise to end the waiting
     _: KW_ONLY
     verify: Verify | None = None  # as in :class:`Members`
+    # Gives the names of the keys (PEM) that are registered now, without which no client counts as
+    # connected; None: clients have no keys.
+    keys: Callable[[], Mapping[bytes, str] | None] = lambda: None
     # Takes what happened to a client (joined, left, refused, silent: it did not answer), its name,
     # and why it is refused or how many images it has.
     note: Callable[[str, str, str], None] = lambda event, name, detail: None
@@ -136,6 +139,7 @@ class ConnectedMembers(Members):
         self.images: dict[str, int] = {}
         self.holders: set[str] = set()
         self.met: set[str] = set()  # all that ever joined
+        self._registered: dict[int, str] = {}  # node -> the name of its key
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
         self._not_greeted = 0  # nodes that have come, and whose turn has not
@@ -165,10 +169,16 @@ class ConnectedMembers(Members):
 
     def present(self) -> Mapping[str, int]:
         """As :meth:`connected`, and waits for nobody."""
-        registered = {node.node_id: node.name for node in self.grid.get_nodes()}
-        self._forget_absent(registered)
-        self._greet_new(registered)
-        self._take_answers(registered)
+        before, keys, nodes = self._registered, self.keys(), self.grid.get_nodes()
+        self._registered = {
+            node.node_id: "" if keys is None else keys[node.public_key]
+            for node in nodes
+            if keys is None or node.public_key in keys
+        }
+        same = {node for node, name in self._registered.items() if name == before.get(node, name)}
+        self._forget_absent(same)
+        self._greet_new()
+        self._take_answers()
         return dict(self._nodes)
 
     def announce(self, frozen: str) -> None:
@@ -210,7 +220,7 @@ class ConnectedMembers(Members):
         self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
         self._patience = {n: wait for n, wait in self._patience.items() if n in present}
 
-    def _greet_new(self, present: Collection[int]) -> None:
+    def _greet_new(self) -> None:
         now = time.monotonic()
         for node, (message_id, sent) in list(self._greeted.items()):
             patience = self._patience.get(node, GREETED_AGAIN_SECONDS)
@@ -220,19 +230,21 @@ class ConnectedMembers(Members):
                 self.grid.give_up(message_id)
                 del self._greeted[node]
         due = {node for node, refusal in self._refused.items() if now >= refusal.until}
-        new = sorted(set(present) - (self._answered_nodes - due) - self._greeted.keys())
+        new = sorted(self._registered.keys() - (self._answered_nodes - due) - self._greeted.keys())
         fresh = sum(now - sent < GREETING_SECONDS for _, sent in self._greeted.values())
         turn = new[: max(0, GREETED_AT_ONCE - fresh)]
         self._not_greeted = len(new) - len(turn)
         for node in turn:
-            message = Message(RecordDict({CONFIG: self.greeting}), node, MessageType.QUERY)
+            name = self._registered[node]
+            greeting = ConfigRecord({**self.greeting, REGISTERED: name}) if name else self.greeting
+            message = Message(RecordDict({CONFIG: greeting}), node, MessageType.QUERY)
             for message_id in self.grid.push_messages([message]):
                 self._greeted[node] = (message_id, time.monotonic())
 
-    def _take_answers(self, registered: Mapping[int, str]) -> None:
+    def _take_answers(self) -> None:
         asked = {message_id: node for node, (message_id, _) in self._greeted.items()}
         for message_id in self.grid.begun(asked):
-            name = registered[node := asked[message_id]]
+            name = self._registered[node := asked[message_id]]
             try:  # one by one: what one client sent hinders no other
                 replies = list(self.grid.pull_messages([message_id]))
             except UnreadableReplyError as error:
@@ -264,7 +276,11 @@ class ConnectedMembers(Members):
         if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
             name, refusal = who, "it gives no name"
         elif registered_name and registered_name != name:
-            refusal = f"its key is registered as {registered_name}: start it with that name"
+            refusal = (
+                f"its key is registered here as {registered_name}. Either revoke "
+                f"name={registered_name} here and register the client's client.pub, or the client "
+                f"ends its client.pub with {registered_name} and is started again"
+            )
         elif not word and not isinstance(count, int):
             refusal = "it does not say how many images it has"
         elif not word and not 1 <= images <= MAX_IMAGES:

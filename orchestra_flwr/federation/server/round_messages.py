@@ -22,6 +22,7 @@ from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.reporting import Progress, RunFolder
 from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
+from orchestra_flwr.reporting.progress import SCORING
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class RoundMessages:
         now = replace(round_, versions={})
         strategy = OrchestraStrategy(self.federation, now, stage, report)
         messages = strategy.configure_evaluate(round_.number)
-        self.progress.round_started(round_.number, len(asked), "scoring")
+        self.progress.round_started(round_.number, len(asked), SCORING)
         timeout = self.federation.config.federation.round_timeout
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         strategy.aggregate_evaluate(round_.number, replies)

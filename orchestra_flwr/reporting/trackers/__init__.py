@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.console.text import flat
 from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import Room
-from orchestra_flwr.reporting.text import flat
 
 ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
 

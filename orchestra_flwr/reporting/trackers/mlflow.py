@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestra_flwr.reporting.text import flat
+from orchestra_flwr.console.text import flat
 from orchestra_flwr.reporting.trackers import TrackedRun, Tracker
 
 EXPERIMENT = "orchestra_flwr"  # unless MLFLOW_EXPERIMENT_NAME names another

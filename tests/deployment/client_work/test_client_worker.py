@@ -53,6 +53,23 @@ def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
     assert line == f"cannot take part: {one.problem}" and says in line
 
 
+def test_a_client_whose_key_has_another_name_at_the_server_says_that_it_is_refused(
+    worker, server, said, ask, greeting
+):
+    """It said again and again that it took part, and the server alone that it did not."""
+    one = worker("security=keys")
+    for _ in range(2):  # the server asks again
+        sent = ask(one, "greet", greeting(server, registered="cellar"))[CONFIG]
+    assert sent["refusal"] == "other_name"
+    assert said == [
+        "cannot take part: the server refuses this client: its key is registered there as cellar, "
+        "and named kitchen in keys/client.pub. Either end that file with cellar and start this "
+        "client again, or run at the server: python -m orchestra_flwr.deployment.keys revoke "
+        "name=cellar, then register key=client.pub"
+    ]
+    assert "refusal" not in ask(one, "greet", greeting(server, registered="kitchen"))[CONFIG]
+
+
 def test_a_client_is_well_again_when_its_images_are_there(
     worker, server, said, photos, ask, greeting
 ):
@@ -105,15 +122,18 @@ def test_a_client_does_not_end_its_last_round_in_silence(worker, configured, sai
         assert (said[-1] == "that was the last round of 2: waiting for another run") is last
 
 
-def test_the_average_is_scored_and_told_in_figures_alone(worker, server, said, ask, task):
+@pytest.mark.parametrize(("number", "place"), [(0, "before training"), (3, "round 3")])
+def test_the_average_is_scored_and_told_in_figures_alone(
+    worker, server, said, ask, task, number, place
+):
     values = server.model_dump()
     values["evaluation"]["unsupervised"] = True
-    reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), 3))
+    reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), number))
     assert not reply.array_records
     told = reply[METRICS]
     assert set(told) == {"examples", *LabelFreeScores.ranges(1)} and told["examples"] == 20
     assert said[-1] == (
-        f"round 3: the average has alignment {told['alignment']:.3f}, "
+        f"{place}: the average has alignment {told['alignment']:.3f}, "
         f"uniformity {told['uniformity']:.3f}, effective rank {told['effective_rank']:.3g} "
         "on the images here"
     )

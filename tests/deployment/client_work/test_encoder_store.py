@@ -2,6 +2,7 @@
 
 import json
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER
 from orchestra_flwr.flower.arrays import to_record
@@ -66,6 +68,17 @@ def test_an_encoder_is_stored_beside_its_card_and_said_how_to_use(
     assert word(ask, worker(), offer(arrays=False)) == "stored"  # a server that was killed here
     (folder / "encoder.safetensors").write_bytes(b"damaged")
     assert word(ask, worker(), offer(arrays=False)) == "wanted"
+
+
+def test_the_commands_that_it_names_can_be_pasted_in_any_folder(offer, tmp_path, monkeypatch, said):
+    """A client's state is relative to where a service or start.sh started it."""
+    (tmp_path / "my site").mkdir()
+    monkeypatch.chdir(tmp_path / "my site")
+    EncoderStore(Path("state/a"), 1e9, ()).answer(offer(), said.append)
+    place = f"'{tmp_path}/my site/state/a/encoder'"
+    assert said == [
+        f"the encoder is here: orchestra-embed run={place} images=..., orchestra-export run={place}"
+    ]
 
 
 @pytest.mark.parametrize("arrays", [False, True])

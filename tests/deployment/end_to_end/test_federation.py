@@ -120,7 +120,7 @@ def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines
     plain = machines.client("c", "security=none", "insecure=true")
     with socket.create_connection(("127.0.0.1", machines.port)) as garbage:
         garbage.sendall(os.urandom(500))
-    unknown.wait_for("does not take this client's key")
+    unknown.wait_for("its key is not registered there")
     assert "is not registered here" in server.text
     forged.wait_for("does not vouch for")
     plain.wait_for("does not speak plain text")

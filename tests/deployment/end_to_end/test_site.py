@@ -26,7 +26,7 @@ def test_two_sites_from_their_folders_to_a_trained_round(machines, monkeypatch):
     for name in "ab":
         script = machines.security / "sites" / name / "start.sh"
         client = machines.start("sh", script, "device=cpu", "training.threads=1")
-        client.wait_for("does not take this client's key")
+        client.wait_for("its key is not registered there")
         (line,) = (x for x in client.lines if x.startswith("ecdsa-") and x.endswith(f" {name}"))
         public = machines.folder / f"{name}.pub"
         public.write_text(line)

@@ -12,7 +12,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
-from orchestra_flwr.deployment.keys.client_registry import registered
+from orchestra_flwr.deployment.keys.client_registry import RegisteredNames, registered
 
 
 def test_register_revoke_and_list(keys, security, public):
@@ -174,3 +174,21 @@ def test_registered_without_a_list_is_nobody_but_an_unreadable_list_is_an_error(
     (tmp_path / "clients").write_text("")
     with pytest.raises(ConfigError, match="clients cannot be read: Not a directory"):
         registered(tmp_path)
+
+
+def test_a_run_sees_who_is_registered_now(security, bundle, monkeypatch):
+    names, key = RegisteredNames(security), load_public_key(bundle / "client.pub").pem
+    assert names() == {key: "site-1"}
+    clients = security / "clients"
+    (clients / "site-1.pub").rename(clients / "kitchen.pub")
+    assert names() == {key: "kitchen"}
+    monkeypatch.setattr("orchestra_flwr.deployment.keys.client_registry.registered", None)
+    assert names() == {key: "kitchen"}  # read once, however often it is asked
+    monkeypatch.undo()
+    clients.rename(security / "away")
+    clients.write_text("no folder")
+    assert names() == {key: "kitchen"}  # a list that cannot be read revokes nobody
+    clients.unlink()
+    (security / "away").rename(clients)
+    (clients / "kitchen.pub").unlink()
+    assert names() == {}

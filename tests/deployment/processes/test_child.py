@@ -40,8 +40,32 @@ def test_output_is_logged_told_and_its_end_remembered(tmp_path):
     )
     wait_until(lambda: child.returncode is not None)
     assert child.tail() == lines == ["one", "two"]
-    assert (tmp_path / "a" / "log").read_text().split() == ["one", "two"]
+    first = (tmp_path / "a" / "log").read_text().splitlines()
+    assert first[0].endswith(f"process {child.pid} begins") and first[1:] == ["one", "two"]
     assert child.returncode == 0
+    child = Child(["python", "-c", "print('three')"], {}, tmp_path / "a" / "log")
+    wait_until(lambda: child.returncode is not None)
+    child.tail()
+    *before, begins, line = (tmp_path / "a" / "log").read_text().splitlines()
+    assert before == first and f"process {child.pid} begins" in begins and line == "three"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_child_makes_progress_while_it_writes_or_computes(tmp_path):
+    child = Child(["sleep", "60"], {}, tmp_path / "log")
+    try:
+        wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n")
+        idle = child.progress
+        time.sleep(0.3)
+        assert child.progress == idle
+    finally:
+        child.stop()
+    child = Child(["python", "-c", "while True: pass"], {}, tmp_path / "log")
+    try:
+        seen = child.progress
+        wait_until(lambda: child.progress != seen)
+    finally:
+        child.stop()
 
 
 def test_without_room_for_its_log_a_child_runs_on_without_a_word(tmp_path, capfd):

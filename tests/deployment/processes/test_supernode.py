@@ -2,10 +2,13 @@
 
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from orchestra_flwr.deployment.gate import fixed_answers
+from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.processes import supernode
 from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
 from orchestra_flwr.deployment.processes.supernode import Supernode
@@ -67,7 +70,7 @@ def said(tmp_path, monkeypatch, program):
     said = []
     made = Supernode(
         "fl.example.org:8443",
-        None,
+        ClientFiles(*map(Path, ("keys/ca.crt", "keys/client.key", "keys/client.pub")), "a"),
         tmp_path,
         tmp_path,
         problem=lambda: None,
@@ -98,6 +101,46 @@ def test_a_server_that_is_away_is_said_once_each_time(said):
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
     assert said[1:] == [gone, "fl.example.org:8443 answers again", gone]
+
+
+# What Flower writes of a refusal: the gate's, and the SuperLink's of a node that is connected.
+REFUSED = """
+print("Failed to initialize the connection to the SuperLink.")
+print("[code: 2004] {}")
+"""
+NOBODY = """
+import time
+for _ in range(9):
+    print("Connection attempt failed, retrying in 0.37 seconds", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (
+            REFUSED.format(fixed_answers.REFUSED[fixed_answers.UNKNOWN_KEY_REGISTERS]),
+            "refuses this client: its key is not registered there, or was revoked. Bring "
+            "keys/client.pub there and run python -m orchestra_flwr.deployment.keys register "
+            "key=client.pub; trying again",
+        ),
+        (
+            REFUSED.format("SuperNode activation failed."),
+            "refuses this client: one with its key is connected already. It is taken within a "
+            "minute if it was killed a moment ago; if not, a second client has a copy of its key: "
+            "stop that one; trying again",
+        ),
+        (NOBODY, "does not let this client in yet; trying again"),
+    ],
+)
+def test_who_is_refused_hears_it_once_with_the_cure(said, line):
+    deadline = time.monotonic() + 30
+    while not said:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.5)
+    assert said == [f"fl.example.org:8443 {line}"]
 
 
 def test_what_is_no_address_is_said_and_does_not_end_the_client():

@@ -9,8 +9,8 @@ from PIL import Image
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import main
+from orchestra_flwr.console.text import percent
 from orchestra_flwr.experiments.__main__ import main as report
-from orchestra_flwr.reporting.text import percent
 
 SIZE = 16
 QUICK = (

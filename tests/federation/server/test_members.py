@@ -33,7 +33,12 @@ class Network:
         self.given_up.append(message_id)
 
     def get_nodes(self):
-        return [NodeInfo(node_id=node, name=name) for node, name in self.nodes.items()]
+        return [NodeInfo(node_id=node, public_key=b"%d" % node) for node in self.nodes]
+
+    def keys(self):
+        """As a list of registered keys, where any node has one."""
+        names = {b"%d" % node: name for node, name in self.nodes.items() if name}
+        return names or None
 
     def push_messages(self, messages):
         for message in messages:
@@ -81,7 +86,7 @@ def members(network, said):
             network.pauses += 1
             next(steps)()  # ends the test with StopIteration if it waits for longer
 
-        return ConnectedMembers(network, GREETING, least, said.append, pause)
+        return ConnectedMembers(network, GREETING, least, said.append, pause, keys=network.keys)
 
     return make
 
@@ -131,7 +136,7 @@ def test_a_second_client_of_a_name_is_said_to_take_the_first_ones_place(network,
 
 def test_an_answer_that_cannot_be_read_hinders_nobody_else(network, said, members):
     network.join(1, "", registered="mallory")
-    network.join(2, "b")
+    network.join(2, "b", registered="b")
     pull = network.pull_messages
 
     def pulled(ids):
@@ -285,9 +290,30 @@ def test_a_registered_key_fixes_the_name(network, said, members):
     network.join(2, "bob", registered="bob")
     assert members().connected() == {"bob": 2}
     assert said[0] == (
-        "client mallory is refused: its key is registered as alice: start it with that name; "
-        "it is asked again"
+        "client mallory is refused: its key is registered here as alice. Either revoke name=alice "
+        "here and register the client's client.pub, or the client ends its client.pub with alice "
+        "and is started again; it is asked again"
     )
+    assert network.sent[0].content[CONFIG]["registered"] == "alice"  # so that it says so, too
+
+
+def test_a_key_that_is_registered_anew_counts_from_then_on_and_a_revoked_one_not_at_all(
+    network, said, members
+):
+    """Flower keeps the first name of a key, and takes minutes to see that one does not come."""
+    network.join(1, "old", registered="old")
+    network.join(2, "other", registered="other")
+    here = members(2)
+    assert here.connected() == {"old": 1, "other": 2}
+    network.join(1, "new", registered="new")  # its node at the SuperLink stays the same
+    assert here.present() == {"new": 1, "other": 2}
+    network.nodes[2] = ""
+    assert here.present() == {"new": 1} and set(here.images) == {"new"}
+    assert said[2:] == [
+        "client old has left",
+        "client new joined with 20 images",
+        "client other has left",
+    ]
 
 
 def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
@@ -304,7 +330,7 @@ def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
     known.connected()
     left = {name: value for name, value in vars(known).items() if isinstance(value, set | dict)}
     assert left.pop("met") == {"a"}  # the names of all that ever joined
-    assert len(left) == 9 and not any(left.values()), left
+    assert len(left) == 10 and not any(left.values()), left
 
 
 def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):
@@ -394,21 +420,22 @@ def test_who_comes_goes_and_is_refused_is_noted_once(network):
     """For the server's status and audit log, which read no lines that are for people."""
     notes = []
     known = ConnectedMembers(
-        network, GREETING, 1, lambda _: None, note=lambda *event: notes.append(event)
-    )
-    network.join(1, "a")
+        network, GREETING, 1, lambda _: None, keys=network.keys,
+        note=lambda *event: notes.append(event),
+    )  # fmt: skip
+    network.join(1, "a", "a")
     network.join(2, "b", "site-b")  # its key has another name
     known.connected()
     known.connected()
     known.mark_lost(["a"])
-    network.join(3, "c")
+    network.join(3, "c", "c")
     del network.nodes[2]
     known.connected()
     del network.nodes[3]
-    network.join(1, "a")
+    network.join(1, "a", "a")
     known.connected()
     assert [event for *event, _ in notes] == [
         ["joined", "a"], ["refused", "site-b"], ["silent", "a"], ["left", "site-b"],
         ["joined", "c"], ["left", "c"], ["joined", "a"],
     ]  # fmt: skip
-    assert notes[0][2] == "20 images" and "its key is registered as site-b" in notes[1][2]
+    assert notes[0][2] == "20 images" and "its key is registered here as site-b" in notes[1][2]

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.reporting.text import counted, duration, lookup, percent, size
+from orchestra_flwr.console.text import counted, duration, lookup, percent, size
 
 
 @pytest.mark.parametrize(
