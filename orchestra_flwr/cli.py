@@ -159,12 +159,12 @@ def _command(
         handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         stop_on_sigterm()
+        if run not in (_take_part, _top):
+            require_server(usage.program(text))
         with _starting(run, flags.overrides):
             config = load(kind, flags.overrides, all_read=True)
             if _shows_json(config):
                 handler.setFormatter(JsonFormatter())
-            if run not in (_take_part, _top):
-                require_server(usage.program(text))
             if run in PROCESSES:
                 import_module(PROCESSES[run])
         warnings.filterwarnings("ignore", module="PIL")  # damaged EXIF data costs no image
