@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.methods import build_method
+from orchestra_flwr.methods import Batch, build_method
 from orchestra_flwr.methods.barlow_twins import EPSILON, cross_correlation_loss
 
 
@@ -57,6 +57,14 @@ def test_features_that_agree_and_are_independent_have_none_and_collapsed_ones_1(
     assert cross_correlation_loss(alike, alike, 1).item() == pytest.approx(1)
     twice = signs[:, :1].repeat(1, 2)  # the second feature says what the first one says
     assert cross_correlation_loss(twice, twice, 0.5).item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_the_method_compares_the_projections_of_its_two_views(tiny):
+    method = build_method(tiny("method=barlow_twins", "method.redundancy=0.5"), 1).double().train()
+    views = tuple(features(6, 1, 8, 8, seed=seed) for seed in (1, 2))
+    loss = method.loss(Batch(torch.arange(6), views, (None, None), torch.Generator())).losses
+    projections = [method.projector(method.backbone(view)).tolist() for view in views]
+    assert loss["correlation"].item() == pytest.approx(slow_loss(*projections, 0.5), rel=1e-6)
 
 
 def test_the_published_parts(tiny):

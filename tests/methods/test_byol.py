@@ -85,6 +85,14 @@ def test_the_published_parts(tiny):
     assert list(method.backbones()) == ["online", "target"]
 
 
+def test_plain_heads_keep_a_norm(tiny):
+    """Without one, and without negatives, its features collapse."""
+    method = build_method(tiny("method=byol", "model.projector=plain"), 1)
+    for head in (method.projector, method.target_projector, method.predictor):
+        kinds = [type(layer) for layer in head]
+        assert kinds == [torch.nn.Linear, torch.nn.BatchNorm1d, torch.nn.ReLU, torch.nn.Linear]
+
+
 def test_options_are_checked(tiny):
     with pytest.raises(ConfigError, match="method.ema=1"):
         build_method(tiny("method=byol", "method.ema=1"), 1)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from orchestra_flwr.clustering import consistency
+from orchestra_flwr.clustering.local_clusters import local_clustering
 from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import MethodConfig
@@ -135,6 +136,20 @@ def test_observed_features_are_those_of_the_batch_in_training_mode(tiny):
     expected = method.target_projector(method.target_backbone(seen.views[0]))
     observed = method.clustering.memory.features[-len(method.clustering.memory) :]
     torch.testing.assert_close(observed, F.normalize(expected, dim=1).detach())
+
+
+def test_what_a_client_sends_is_the_local_clustering_of_what_it_saw(tiny):
+    """Algorithm 1, line 18: an image and its copy are one, and the client's randomness decides."""
+    method = build_method(tiny(), 1).train()
+    method.observe(batch(tiny(), n=28))
+    images = IMAGES.clone()
+    images[1:14] = images[0]
+    expected = local_clustering(
+        method.clustering.memory.latest(images), 2, SEED.generator("cluster"), k_min=2
+    )
+    sent = method.end_round(images, SEED)
+    assert torch.equal(sent.arrays["local_centroids"], expected.centroids)
+    assert sent.smallest_group == expected.sizes.min()
 
 
 def test_noise_in_averages_needs_private_centroids(tiny):

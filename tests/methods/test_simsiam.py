@@ -85,6 +85,13 @@ def test_the_published_parts(tiny):
     assert one == two
 
 
+def test_the_predictor_may_be_narrower_than_the_projector(tiny):
+    """In Dec-SSL 512 beside 2048: a bottleneck, which the method's authors found better."""
+    widths = ("model.projector_hidden=24", "method.predictor_hidden=6")
+    method = build_method(tiny("method=simsiam", *widths), 1)
+    assert [method.projector[0].out_features, method.predictor[0].out_features] == [24, 6]
+
+
 def test_the_method_is_the_loss_of_its_parts(tiny):
     method = build_method(tiny("method=simsiam"), 1).train()
     views = tuple(features(6, 1, 8, 8, seed=s) for s in (1, 2))

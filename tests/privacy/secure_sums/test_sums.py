@@ -249,8 +249,9 @@ def test_a_server_takes_no_shares_that_are_none(tools, damage):
 @pytest.mark.parametrize("which", ["another's", "twice", "weak", "name"])
 def test_keys_that_would_end_the_sum_for_all_drop_out(tools, which):
     one = tools.Sum(4)
-    first, second = (one.clients[name].advertise() for name in one.names[:2])
+    first, second, third = (one.clients[name].advertise() for name in one.names[:3])
     one.server.take_keys("c000", first)
+    one.server.take_keys("c002", third)  # after which the first one's keys are still taken
     weak = "01" + "00" * 31
     damaged = {
         "another's": [second[0], first[2], *second[2:]],
