@@ -6,7 +6,6 @@ from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
 from orchestra_flwr.evaluation.label_free import (
     LabelFreeScores,
     label_free_scores,
-    lidar_of_images,
 )
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
 from orchestra_flwr.evaluation.own_classes import (
@@ -26,7 +25,6 @@ __all__ = [
     "fewer_voters",
     "knn_accuracy",
     "label_free_scores",
-    "lidar_of_images",
     "linear_accuracy",
     "personal_accuracy",
     "spread_over_clients",

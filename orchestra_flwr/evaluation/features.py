@@ -78,11 +78,7 @@ def effective_rank(features: Tensor) -> float:
     exact = features.double()
     if not torch.isfinite(exact).all():
         return math.nan  # those who evaluate the features refuse them
-    return entropy_rank(torch.linalg.eigvalsh(exact.T @ exact).clamp(min=0).sqrt())
-
-
-def entropy_rank(values: Tensor) -> float:
-    """exp of the entropy of (K,) values >= 0 as shares of their sum: 1 (one, or none) to K."""
+    values = torch.linalg.eigvalsh(exact.T @ exact).clamp(min=0).sqrt()
     shares = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
     return float(torch.special.entr(shares).sum().exp())
 

@@ -1,4 +1,4 @@
-"""How good an encoder is, without any label: alignment, uniformity, RankMe and LiDAR."""
+"""How good an encoder is, without any label: alignment, uniformity and RankMe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -10,20 +10,12 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from orchestra_flwr.config import AugmentationConfig, Normalisation
 from orchestra_flwr.data import SIMCLR, Recipe, augment
-from orchestra_flwr.evaluation.features import (
-    device_of,
-    effective_rank,
-    entropy_rank,
-    evaluation_mode,
-)
+from orchestra_flwr.evaluation.features import device_of, effective_rank, evaluation_mode
 from orchestra_flwr.models import Backbone, normalise
 
 TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper
 UNIFORMITY_WEIGHT = 0.2  # of the uniformity in the score, as in figure 4
 ROWS = 4096  # similarities are held for so many images at a time
-LIDAR_IMAGES = 1000  # at most, as in the paper
-LIDAR_VIEWS = 10  # of each; the paper has 50, of ten times the networks' size
-WITHIN_SHIFT = 1e-4  # delta, added to the variance within images, where the mean variance is 1
 
 
 @dataclass(frozen=True)
@@ -85,33 +77,6 @@ def uniformity(features: Tensor, temperature: float = TEMPERATURE) -> float:
     return float(torch.tensor(len(unit), dtype=torch.float64).log() - mean.cpu())
 
 
-def lidar(views: Tensor) -> float:
-    """How many dimensions tell images apart that the augmentations of one image do not.
-
-    exp of the entropy of the eigenvalues of W^-1/2 B W^-1/2, where each image is a class whose
-    members are its views: B is the covariance of the images' means, W that within images plus
-    delta. Features are scaled to a mean variance of 1 first, so that delta is the same share of
-    it for every network. Source: LiDAR (Thilak et al., ICLR 2024, arXiv 2312.04000), equation 2.
-
-    Args:
-        views: (V, N, dim) features of V >= 2 views of N images.
-
-    Returns:
-        1 (all images, or all but their augmentations, are alike) to min(N, dim).
-    """
-    exact = views.double()
-    means = exact.mean(0)
-    exact, means = exact - exact.mean((0, 1)), means - means.mean(0)
-    within = (exact - means).flatten(0, 1)
-    variance = exact.square().mean()
-    if not variance > 0 or not variance.isfinite():
-        return 1.0 if variance == 0 else float("nan")
-    covariance = within.T @ within / (len(within) - len(means)) / variance
-    lower = torch.linalg.cholesky(covariance + WITHIN_SHIFT * torch.eye(len(covariance)).to(exact))
-    whitened = torch.linalg.solve_triangular(lower, means.T, upper=False)
-    return entropy_rank(torch.linalg.svdvals(whitened).square())
-
-
 def label_free_scores(
     backbone: Backbone,
     images: Tensor,
@@ -142,26 +107,6 @@ def label_free_scores(
             uniformity=uniformity(plain),
             effective_rank=effective_rank(plain),
         )
-
-
-def lidar_of_images(
-    backbone: Backbone,
-    images: Tensor,
-    augmentation: AugmentationConfig,
-    generator: torch.Generator,
-    batch_size: int,
-    *,
-    by: Normalisation,
-) -> float:
-    """LiDAR of a backbone on at most 1,000 images, evenly spaced; each passes it ten times."""
-    some = images[torch.linspace(0, len(images) - 1, min(LIDAR_IMAGES, len(images))).round().long()]
-    recipe = SIMCLR.limited(augmentation)
-    with evaluation_mode(backbone), torch.inference_mode():
-        views = [
-            _features(backbone, some, recipe, generator, batch_size, by=by)
-            for _ in range(LIDAR_VIEWS)
-        ]
-        return lidar(torch.stack(views))
 
 
 def _features(

@@ -46,4 +46,6 @@ def _images(config: Config) -> str:
         return f"{line}, as the pretrained network expects"
     pixels = f"{expected.size} x {expected.size} pixels" if expected.size != size else ""
     scale = f"data.normalise={expected.normalise}" if expected.normalise != by else ""
-    return f"{line}; the pretrained network expects {', '.join(filter(None, (pixels, scale)))}"
+    loss = ", and may lose more by fewer than training brings" if expected.size > size else ""
+    different = ", ".join(filter(None, (pixels, scale)))
+    return f"{line}; the pretrained network expects {different}{loss}"

@@ -19,7 +19,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
-from orchestra_flwr.evaluation import extract_features, label_free_scores, lidar_of_images
+from orchestra_flwr.evaluation import extract_features, label_free_scores
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Encoder, encoder_at, recalibrated
@@ -37,7 +37,6 @@ FOLDERS = "folders"  # labels= of images in class folders
 MIN_IMAGES = 10
 TITLES = ACCURACIES | {
     "effective_rank": "effective rank",
-    "lidar": "LiDAR",
     "alignment": "alignment",
     "uniformity": "uniformity",
     "score": "alignment + 0.2 uniformity",
@@ -79,6 +78,8 @@ def run_compare(config: CompareConfig) -> None:
                 seed=config.seed,
             )
     _print(comparison, folder, bool(config.queries))
+    if before.spec.image_size != after.spec.image_size:
+        print(_sizes(config, before.spec.image_size, after.spec.image_size))
 
 
 def _before(config: CompareConfig, images: Tensor, device: torch.device) -> Encoder:
@@ -165,11 +166,15 @@ def _measured(
         if not torch.isfinite(features).all():
             raise ValueError("an encoder's features are not finite")
         draw = torch_generator(config.seed, "label-free", device=features.device)
-        how = (AugmentationConfig(), draw, config.batch_size)
-        by = encoder.spec.normalise
-        found = label_free_scores(encoder.backbone, fitting, *how, by=by)
-        lidar = lidar_of_images(encoder.backbone, fitting, *how, by=by)
-    return features.cpu(), {**asdict(found), "score": found.score, "lidar": lidar}
+        found = label_free_scores(
+            encoder.backbone,
+            fitting,
+            AugmentationConfig(),
+            draw,
+            config.batch_size,
+            by=encoder.spec.normalise,
+        )
+    return features.cpu(), {**asdict(found), "score": found.score}
 
 
 def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
@@ -185,6 +190,16 @@ def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
     print(comparison.verdict)
     if has_page:
         print(f"page: {printable(str(folder / 'comparison.html'))}")
+
+
+def _sizes(config: CompareConfig, before: int, after: int) -> str:
+    """What a person must know who reads the difference as that of training."""
+    is_named = config.before is not None and not at_home(config.before).exists()
+    cure = f"; before_size={after} compares them at the same size" if is_named else ""
+    return (
+        f"before sees {before} x {before} pixels of each image and after {after} x {after}, so the "
+        f"difference is not that of training alone{cure}"
+    )
 
 
 def _accuracy(found: Accuracy) -> tuple[str, str, str]:

@@ -12,8 +12,6 @@ from orchestra_flwr.evaluation.label_free import (
     LabelFreeScores,
     alignment,
     label_free_scores,
-    lidar,
-    lidar_of_images,
     uniformity,
 )
 from orchestra_flwr.models import normalise
@@ -93,66 +91,6 @@ def test_a_clients_images_are_paired_with_one_augmentation_each():
     assert told.effective_rank == pytest.approx(effective_rank(plain))
     assert scores(batch_size=4).uniformity == pytest.approx(told.uniformity, abs=1e-6)
     assert scores() == told
-
-
-def slow_lidar(views):
-    """The paper's algorithm 1, sum by sum, on features of mean variance 1."""
-    views = views.double()
-    count, number, dim = views.shape
-    rows = views.reshape(-1, dim)
-    views = views / (rows - rows.mean(0)).square().mean().sqrt()
-    means = views.mean(0)
-    between, within = torch.zeros(dim, dim).double(), torch.zeros(dim, dim).double()
-    for image in range(number):
-        off = means[image] - means.mean(0)
-        between += torch.outer(off, off) / (number - 1)
-        for view in range(count):
-            off = views[view, image] - means[image]
-            within += torch.outer(off, off) / (number * (count - 1))
-    values, vectors = torch.linalg.eigh(within + 1e-4 * torch.eye(dim).double())
-    root = vectors @ torch.diag(values**-0.5) @ vectors.T
-    shares = torch.linalg.eigvalsh(root @ between @ root).clamp(min=0)
-    shares = [float(share / shares.sum()) for share in shares]
-    return math.exp(-sum(share * math.log(share) for share in shares if share > 0))
-
-
-@pytest.mark.parametrize(("count", "number", "dim"), [(2, 30, 4), (5, 3, 6), (4, 12, 12)])
-def test_lidar_is_the_papers_algorithm(count, number, dim):
-    draw = torch.Generator().manual_seed(2)
-    views = 3 * torch.randn(1, number, dim, generator=draw) + torch.randn(
-        count, number, dim, generator=draw
-    )
-    assert lidar(views) == pytest.approx(slow_lidar(views), rel=1e-6)
-    assert lidar(7 * views + 3) == pytest.approx(lidar(views), rel=1e-4)
-
-
-def test_lidar_counts_the_dimensions_that_augmentations_leave_alone():
-    draw = torch.Generator().manual_seed(2)
-    noise = 0.3 * torch.randn(10, 400, 8, generator=draw)
-    clean = torch.randn(1, 400, 8, generator=draw)
-    three = clean.clone()
-    three[..., 3:] = 0  # the others are of the augmentations alone
-    assert 2.9 < lidar(three + noise) < 3.4
-    assert 7.5 < lidar(clean + noise) <= 8
-    same = torch.ones(4, 5, 3)
-    assert lidar(same) == lidar(torch.randn(4, 1, 3)) == 1
-    assert math.isnan(lidar(torch.full((2, 3, 4), math.nan)))
-
-
-def lidar_of(images):
-    draw = torch.Generator().manual_seed(1)
-    limits = AugmentationConfig(flip=False)
-    return lidar_of_images(Pixels().train(), images, limits, draw, 7, by="half")
-
-
-def test_lidar_is_of_ten_augmentations_of_a_thousand_images_at_most(monkeypatch):
-    monkeypatch.setattr(label_free, "LIDAR_IMAGES", 6)
-    recipe = SIMCLR.limited(AugmentationConfig(flip=False))
-    draw = torch.Generator().manual_seed(1)
-    some = images(11)[::2]
-    views = [augment(some, [recipe], draw).images[0] for _ in range(10)]
-    expected = slow_lidar(torch.stack([normalise(view, "half").flatten(1) for view in views]))
-    assert lidar_of(images(11)) == lidar_of(some) == pytest.approx(expected, rel=1e-4)
 
 
 def test_one_image_has_scores_in_their_ranges():

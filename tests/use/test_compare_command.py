@@ -45,13 +45,18 @@ def test_two_encoders_of_different_kinds_with_class_folders(run, other, photos, 
     table = rows(out)
     assert table[0] == ["score", "before", "after", "difference"]
     names = [row[0] for row in table[2:]]
-    assert names[:3] == ["kNN", "linear probe", "alignment"] and "LiDAR" in names
+    assert names[:3] == ["kNN", "linear probe", "alignment"]
     assert re.search(r"no difference that 36 images can show: .*|better: .*|WORSE: .*", out)
     stored = json.loads((run / "comparison" / "comparison.json").read_text())
     assert stored["images"] == 36 and set(stored["accuracies"]) == {"knn", "linear"}
     assert stored["accuracies"]["knn"]["after"] > 0.9  # three colours
-    lidar = table[2 + names.index("LiDAR")]
-    assert float(lidar[1]) == pytest.approx(stored["label_free"]["lidar"]["before"], rel=0.01)
+    rank = table[2 + names.index("effective rank")]
+    rank_before = stored["label_free"]["effective_rank"]["before"]
+    assert float(rank[1]) == pytest.approx(rank_before, rel=0.01)
+    assert out.splitlines()[-1] == (
+        "before sees 24 x 24 pixels of each image and after 16 x 16, so the difference is not that "
+        "of training alone"
+    )
 
 
 def test_the_page_has_neighbours_side_by_side_and_needs_no_network(run, other, photos, command):
@@ -159,3 +164,4 @@ def test_a_network_of_timm_is_before(run, photos, command, tmp_path):
     )  # fmt: skip
     assert code == 0, err
     assert rows(out)[0] == ["score", "before", "after", "difference"]
+    assert out.rstrip().endswith("; before_size=16 compares them at the same size")
