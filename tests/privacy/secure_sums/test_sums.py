@@ -4,6 +4,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from fractions import Fraction
+from math import comb
 
 import numpy as np
 import pytest
@@ -291,6 +293,35 @@ def test_the_bound_is_above_what_happens():
     found = rng.hypergeometric(bad, count - 1 - bad, drawn, (4000, count - bad))
     happened = (found >= needed).any(1).mean()
     assert 0.3 < happened <= failure_probability(count, drawn)
+
+
+def exact_bound(count, drawn):
+    """The two union bounds in fractions: shares that are opened, and groups without a mask."""
+    bad, needed = colluding(count), quorum(drawn + 1)
+    honest, least = count - bad, quorum(count) - bad
+
+    def opened_by(others, shares):
+        if shares <= 0:
+            return 1
+        found = range(shares, min(bad, drawn) + 1)
+        ways = sum(comb(bad, n) * comb(others - bad, drawn - n) for n in found)
+        return Fraction(ways, comb(others, drawn))
+
+    def undrawn(group):
+        return Fraction(comb(count - 1 - group, drawn), comb(count - 1, drawn))
+
+    total = honest * opened_by(count - 1, needed)
+    for one in range(1, honest):
+        other = max(1, least - one)
+        pairs = comb(honest, one) * comb(honest - one, other)
+        alone = undrawn(other) * opened_by(count - 1 - other, needed - one)
+        total += pairs * alone**one * undrawn(one) ** other
+    return float(total)
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(6, 3), (33, 20), (100, 52), (100, 60)])
+def test_the_bound_is_that_of_exact_fractions(count, drawn):
+    assert failure_probability(count, drawn) == pytest.approx(exact_bound(count, drawn), 1e-9, 0)
 
 
 def test_two_quorums_have_an_honest_member_in_common():
