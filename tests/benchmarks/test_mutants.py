@@ -67,5 +67,9 @@ def test_mutants_are_drawn_from_all_that_there_are(mutants, tmp_path):
 
 def test_the_score_counts_what_was_run(mutants):
     counts = {"killed": 17, "timeout": 1, "survived": 1, "no_tests": 1, "total": 40}
-    assert mutants.summary(counts) == "18 of 20 changes noticed (90.0%); 40 are possible"
+    shown = mutants.summary(counts)
+    assert shown.startswith("18 of 20 changes noticed (90.0%, 1 of them by the time limit")
+    assert shown.endswith("); 40 are possible")
+    counts["timeout"] = 0
+    assert mutants.summary(counts) == "17 of 19 changes noticed (89.5%); 40 are possible"
     assert mutants.summary({"total": 3}) == "0 of 0 changes noticed (none); 3 are possible"
