@@ -154,11 +154,7 @@ class ConnectedMembers(Members):
         announced = False
         while True:
             self.present()
-            fresh = self._not_greeted > 0 or any(
-                time.monotonic() - sent < GREETING_SECONDS
-                for node, (_, sent) in self._greeted.items()
-                if node not in self._lost and node not in self._refused
-            )
+            fresh = self.some_are_new
             free = {name: node for name, node in self._nodes.items() if name not in self.late}
             if len(self._nodes) >= self.min_clients and not fresh and (free or not self._nodes):
                 return free
@@ -166,6 +162,15 @@ class ConnectedMembers(Members):
                 announced = True
                 self.show(f"waiting for clients: {len(self._nodes)} of {self.min_clients} are here")
             self.pause(POLL_SECONDS)
+
+    @property
+    def some_are_new(self) -> bool:
+        """Whether clients have just come, and may be about to say who they are."""
+        return self._not_greeted > 0 or any(
+            time.monotonic() - sent < GREETING_SECONDS
+            for node, (_, sent) in self._greeted.items()
+            if node not in self._lost and node not in self._refused
+        )
 
     def present(self) -> Mapping[str, int]:
         """As :meth:`connected`, and waits for nobody."""
