@@ -203,6 +203,6 @@ class EncoderDelivery:
             )
 
     def _later(self) -> str:
-        if self.queued:
+        if self.queued and self.members.verify:  # the queue's server knows them by their keys
             return "who comes back while the queue waits for a run gets it then"
         return f"resume={self.folder.path} sends it once more"

@@ -27,7 +27,7 @@ class Network:
         self.nodes = {name: number for number, name in enumerate(words, 1)}
         self.met, self.late = set(words), set()
         self.sent, self.lost, self.looks, self.away_until = [], set(), 0, {}
-        self.new_until = 0
+        self.new_until, self.verify = 0, lambda *signed: True
 
     @property
     def some_are_new(self):
@@ -167,6 +167,9 @@ def test_in_a_queue_nobody_is_told_to_resume_a_run(deliver):
     delivery, lines = deliver(network, wait=0, queued=True)
     delivery.at_the_end()
     assert "resume=" not in lines[-1] and "comes back while the queue waits for a run" in lines[-1]
+    network.verify = None  # without keys its server does not know who comes back
+    delivery.at_the_end()
+    assert "resume=" in lines[-1]
 
 
 def test_what_goes_wrong_at_one_client_is_said_and_harms_no_other(deliver):
