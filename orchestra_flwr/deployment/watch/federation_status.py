@@ -102,7 +102,15 @@ class FederationStatus(Progress):
 
     @property
     def _here(self) -> int:
-        return sum(state == "joined" for state in self._members.values())
+        return self._states()["joined"]
+
+    def _states(self) -> Counter[str]:
+        """How many clients are in each of MEMBERS, without those whose keys were revoked."""
+        members = self._members
+        if self._config.tls:
+            names = {*self._registry()}
+            members = {name: state for name, state in members.items() if name in names}
+        return Counter(members.values())
 
     def _waits_for(self) -> str:
         """What a person would want to know: what has to happen next."""
@@ -121,7 +129,7 @@ class FederationStatus(Progress):
     def _counts(self) -> dict[str, int]:
         """How many clients are in each state."""
         names = tuple(self._registry())
-        states = Counter(self._members.values())
+        states = self._states()
         return {
             "registered": len(names),
             "here": states["joined"],

@@ -62,6 +62,10 @@ class Members(ABC):
     def mark_lost(self, names: Collection[str]) -> None:  # noqa: B027 (or they are asked anyway)
         """These clients did not answer: they are asked again when they have shown up again."""
 
+    def revoked(self, name: str) -> bool:
+        """Whether a client's key, with which it joined, is registered no more."""
+        return False
+
     def mark_late(self, names: Collection[str]) -> None:  # noqa: B027 (or nobody is late)
         """Nobody waits for these clients, which may still work: they are asked when free."""
 
@@ -200,6 +204,11 @@ class ConnectedMembers(Members):
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
                 self.note("silent", name, "")
+
+    def revoked(self, name: str) -> bool:
+        """As :meth:`Members.revoked`."""
+        keys = self.keys()
+        return keys is not None and name not in keys.values()
 
     def mark_late(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_late`: a client answers one message after the other, so who

@@ -66,6 +66,17 @@ def test_clients_that_come_and_go_are_counted_by_state(run):
     assert "script" not in json.dumps(shown)
 
 
+def test_clients_whose_keys_were_revoked_are_counted_no_more(run, monkeypatch):
+    monkeypatch.setattr(ServerConfig, "tls", True)
+    for event, name in [("joined", "a"), ("joined", "b"), ("silent", "b")]:
+        run.status.member(event, name)
+    assert run.status.to_dict()["clients"]["silent"] == 1
+    run.names.remove("b")
+    assert run.status.to_dict()["clients"]["silent"] == 0 and run.status.state == "waiting"
+    run.names.remove("a")
+    assert run.status.to_dict()["clients"]["here"] == 0
+
+
 def test_bytes_and_dropped_replies_are_sums_of_all_rounds(run):
     silent = {"client": "a", "reason": "no answer in time", "silent": True}
     word = {"client": "b", "reason": "out_of_memory (its memory ...); details", "silent": False}
