@@ -99,7 +99,9 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     waits, replies, sent = status.get("waits_for"), status.get("replies"), status["bytes"]
     who = status.get("run") or f"{status['name']}, server {status['server']}"
     yield status["role"], f"{who} ({status['version']})"
-    yield "state", status["state"] + (f", waiting for {waits}" if waits else "")
+    yield "state", status["state"]
+    if waits:
+        yield "waits for", waits
     if status.get("refused"):
         yield "refused", status["refused"].replace("_", " ")
     if status.get("problem"):
