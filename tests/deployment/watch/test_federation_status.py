@@ -26,14 +26,17 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
         status.member("joined", name)
     assert status.state == "starting"
     status.round_started(1, 2, "training")
+    for name in ("a", "b"):
+        status.client_asked(name)
     status.client_done("a", ok=True)
     shown = status.to_dict()
     assert (shown["state"], shown["waits_for"]) == ("training", "1 of 2 clients")
     assert (shown["round"], shown["cohort"], shown["replies"]) == (1, 2, {"ok": 1, "failed": 0})
-    assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "here"}]
+    assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "at_work"}]
     status.client_done("b", ok=False)
     assert status.state == "averaging"
     status.round_started(1, 2, "scoring")
+    assert [each["state"] for each in status.to_dict()["names"]] == ["here", "here"]
     assert status.to_dict()["waits_for"] == "2 of 2 clients: scoring"
     status.round_started(1, 2, "training")
     status.client_done("b", ok=False)

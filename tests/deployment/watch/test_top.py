@@ -32,6 +32,7 @@ def address(lines):
 
 def test_it_prints_how_a_server_is_doing(everything, called):
     everything.status.member("joined", "a")
+    everything.status.client_asked("a")
     lines = []
     with watched(WatchConfig(port=0), everything.status.to_dict, lines.append):
         code, out, err = called(f"server={address(lines)}", "once=true")
@@ -40,7 +41,7 @@ def test_it_prints_how_a_server_is_doing(everything, called):
     shown = {name: value.strip() for name, value in shown.items()}
     assert shown["state"] == "training" and shown["waits for"] == "2 of 2 clients"
     assert shown["round"] == "2 of 9" and shown["knn"] == "0.500 in round 1"
-    assert shown["by name"] == "a here, b away" and shown["dropped"] == "no answer 1"
+    assert shown["by name"] == "a at work, b away" and shown["dropped"] == "no answer 1"
     assert shown["certificates"] == "ca.crt 10.5 (days left)" and shown["sent"].startswith(
         "100 B up"
     )
