@@ -46,7 +46,7 @@ class NodeLostError(ConnectionError):
 
 
 class TaskError(ConnectionError):
-    """A message cannot be read, or its answer is not wanted any more."""
+    """A message cannot be read, or the server did not take its answer."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Task:
         """Sends the answer; of an error, what it holds and nothing else.
 
         Raises:
-            TaskError: the answer is not wanted any more.
+            TaskError: the server did not take it.
         """
         completed = isinstance(answer, RecordDict)
         status = SubStatus.COMPLETED if completed else SubStatus.FAILED
@@ -132,7 +132,10 @@ class Task:
             push_message(self._client, Message(answer, reply_to=self._message), self._context)
             push_task_output(self._client, None, status, "")
         except (httpx.HTTPError, ValueError) as error:
-            raise TaskError("the answer is not wanted any more") from error
+            raise TaskError(
+                "the server does not take the answer: its run no longer waits for it, or this "
+                "client's key was revoked"
+            ) from error
 
 
 class _Token:

@@ -107,6 +107,9 @@ class Progress:
         if self._began is None and round > 0:  # round 0 only clusters and is shorter
             self._began = time.monotonic()
 
+    def client_asked(self, client: str) -> None:
+        """A client is sent a model: it is at work until it is done."""
+
     def client_done(self, client: str, ok: bool) -> None:
         """A client of the cohort has replied; `ok`: with a usable reply."""
         self.done += 1

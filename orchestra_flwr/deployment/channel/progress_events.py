@@ -23,6 +23,10 @@ class RelayedProgress(Progress):
         """As :meth:`Progress.round_started`."""
         self._send("round_started", round, cohort, label)
 
+    def client_asked(self, client: str) -> None:
+        """As :meth:`Progress.client_asked`."""
+        self._send("client_asked", client)
+
     def client_done(self, client: str, ok: bool) -> None:
         """As :meth:`Progress.client_done`."""
         self._send("client_done", client, ok)
@@ -50,6 +54,7 @@ def show(event: Mapping[str, Any], progress: Progress) -> None:
     """Shows what a :class:`RelayedProgress` sent."""
     shown: dict[str, Callable[..., None]] = {
         "round_started": progress.round_started,
+        "client_asked": progress.client_asked,
         "client_done": progress.client_done,
         "round_finished": lambda *values: progress.round_finished(RoundOutcome(*values)),
         "message": progress.message,

@@ -304,9 +304,7 @@ class Forwarder:
         if self._names and call.path in REGISTRATION_PATHS and _accepted(response):
             self._arrived.add(call.key)
         if response.status == 401 and self._may_be_of_before(call):
-            text = (
-                f"{self._who(call)} was not connected since this server started, and connects anew"
-            )
+            text = f"{self._who(call)} was connected before this server started, and connects again"
             self._refusals.note(call.peer, "anew", text)
         elif response.status == 401 or (response.status == 412 and call.path in REGISTRATION_PATHS):
             self._refusals.report(call.peer, "key", self._why(call, response.status))

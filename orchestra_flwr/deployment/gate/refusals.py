@@ -24,7 +24,8 @@ class _Repetitions:
     def __str__(self) -> str:
         if self.times == 1:
             return self.line
-        count = f"{self.times} times" if self.alike else f"the last of {self.times} of this kind"
+        more = f"and {self.times - 1} like it within a minute"
+        count = f"{self.times} times" if self.alike else more
         return f"{self.line} ({count})"
 
 

@@ -28,7 +28,7 @@ from orchestra_flwr.reporting import RunFolder, make_progress
 
 POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 60.0
-LATE_SECONDS = 60.0  # at least, in which clients that are back are met and take the encoder
+LATE_SECONDS = 60.0  # at least, in which clients that came late are met and take the encoder
 AGAIN_SECONDS = 3600.0  # after which who still has no encoder is offered it again
 FULL = 2**24  # bytes: a disk with less is why a run failed, and the next one would fail as well
 
@@ -132,10 +132,11 @@ class _QueueServer:
             progress.finished(summary, run.folder)
 
     def _deliver_late(self) -> bool:
-        """Sends the latest encoder to clients that were away and are back; whether it was tried.
+        """Sends the latest encoder to clients that the run has not met; whether it was tried.
 
-        The run itself does it, which is resumed at its end. A client that did not get it then, as
-        one whose network failed again, is offered it again after `AGAIN_SECONDS`.
+        They were away, or are new. The run itself does it, which is resumed at its end. A client
+        that did not get it then, as one whose network failed again, is offered it again after
+        `AGAIN_SECONDS`.
         """
         run = next((run for run in reversed(self._queue.runs()) if run.state == DONE), None)
         if run is None:
@@ -143,7 +144,7 @@ class _QueueServer:
         now = time.monotonic()
         offers = {
             (run.name, name): now
-            for name in self._away(run).intersection(self._station.connected)
+            for name in self._not_asked(run)
             if now - self._offered.get((run.name, name), -math.inf) > AGAIN_SECONDS
         }
         if not offers:
@@ -169,9 +170,12 @@ class _QueueServer:
     def _has_work(self) -> str:
         return "another run waits" if self._queue.next() is not None else ""
 
-    def _away(self, run: QueuedRun) -> set[str]:
+    def _not_asked(self, run: QueuedRun) -> set[str]:
+        """The connected clients that have not yet been asked whether they want its encoder."""
         with suppress(OSError, ValueError, LookupError, TypeError):
-            return {*read_json(run.folder / "summary.json")["encoder_sent"]["away"]}
+            sent = read_json(run.folder / "summary.json")["encoder_sent"]
+            asked = {*sent["clients"], *sent["without"]} - {*sent["away"]}
+            return {name for name in self._station.connected if name is not None} - asked
         return set()
 
 

@@ -15,6 +15,7 @@ from orchestra_flwr.deployment.watch.finished_rounds import REASONS, FinishedRou
 from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder
 
 STATES = ("idle", "starting", "waiting", "training", "averaging", "working", "delivering")
+AT_WORK = "at_work"
 MEMBERS = ("joined", "left", "silent", "refused")
 MAX_NAMED = 200  # clients that the status lists; beyond, only their numbers are told
 SHOWN_APART = ("round", "loss", "scores", "bytes_up", "bytes_down", "seconds")  # of a record
@@ -43,7 +44,7 @@ class FederationStatus(Progress):
         self._certificates = tuple(certificates)
         self._rounds = FinishedRounds(folder.metrics)
         self._members: dict[str, str] = {}  # the latest of MEMBERS of each, by name
-        self._answers: dict[str, bool] = {}  # in this round
+        self._work: dict[str, str] = {}  # by name: at_work, or answered or failed in this round
         self._events: Counter[str] = Counter()
         self._doing = ""
         self._encoder = {"have": 0, "missing": 0}
@@ -52,15 +53,19 @@ class FederationStatus(Progress):
         self._in_round = False
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """Forgets the answers of the round before."""
+        """Forgets the answers of the round before, but not who is still at work."""
         super().round_started(round, cohort, label)
-        self._answers = {}
+        self._work = {name: state for name, state in self._work.items() if state == AT_WORK}
         self._in_round, self._since = True, time.time()
+
+    def client_asked(self, client: str) -> None:
+        """From now on a client is at work."""
+        self._work = {**self._work, client: AT_WORK}
 
     def client_done(self, client: str, ok: bool) -> None:
         """Remembers how a client answered in this round."""
         super().client_done(client, ok)
-        self._answers = {**self._answers, client: ok}
+        self._work = {**self._work, client: "answered" if ok else "failed"}
 
     def round_finished(self, outcome: RoundOutcome) -> None:
         """From now on the next round is waited for."""
@@ -102,7 +107,15 @@ class FederationStatus(Progress):
 
     @property
     def _here(self) -> int:
-        return sum(state == "joined" for state in self._members.values())
+        return self._states()["joined"]
+
+    def _states(self) -> Counter[str]:
+        """How many clients are in each of MEMBERS, without those whose keys were revoked."""
+        members = self._members
+        if self._config.tls:
+            names = {*self._registry()}
+            members = {name: state for name, state in members.items() if name in names}
+        return Counter(members.values())
 
     def _waits_for(self) -> str:
         """What a person would want to know: what has to happen next."""
@@ -121,11 +134,11 @@ class FederationStatus(Progress):
     def _counts(self) -> dict[str, int]:
         """How many clients are in each state."""
         names = tuple(self._registry())
-        states = Counter(self._members.values())
+        states = self._states()
         return {
             "registered": len(names),
             "here": states["joined"],
-            "at_work": self.cohort - self.done if self._in_round else 0,
+            AT_WORK: self.cohort - self.done if self._in_round else 0,
             "silent": states["silent"],
             "refused": states["refused"],
         }
@@ -133,12 +146,11 @@ class FederationStatus(Progress):
     def _named(self) -> list[dict[str, str]]:
         """Registered clients by name; what strangers call themselves is not repeated."""
         names = sorted(name for name in self._registry() if name is not None)
-        answers = {True: "answered", False: "failed", None: "here"}
         shown = {"joined": None, "": "away"}
         return [
             {
                 "name": name,
-                "state": shown.get(event, event) or answers[self._answers.get(name)],
+                "state": shown.get(event, event) or self._work.get(name, "here"),
             }
             for name in names[:MAX_NAMED]
             for event in [self._members.get(name, "")]

@@ -99,7 +99,9 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     waits, replies, sent = status.get("waits_for"), status.get("replies"), status["bytes"]
     who = status.get("run") or f"{status['name']}, server {status['server']}"
     yield status["role"], f"{who} ({status['version']})"
-    yield "state", status["state"] + (f", waiting for {waits}" if waits else "")
+    yield "state", status["state"]
+    if waits:
+        yield "waits for", waits
     if status.get("refused"):
         yield "refused", status["refused"].replace("_", " ")
     if status.get("problem"):
@@ -108,7 +110,8 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "round", f"{status['round']} of {status['rounds']}"
     yield "since then", duration(status["time"] - status["since"])
     if status.get("names"):
-        yield "by name", ", ".join(f"{each['name']} {each['state']}" for each in status["names"])
+        named = (f"{each['name']} {each['state'].replace('_', ' ')}" for each in status["names"])
+        yield "by name", ", ".join(named)
     if replies and status["method"]:  # else there is no run
         sent_to, failed = sum(replies.values()), replies["failed"]
         yield "replies", f"{sent_to} of {status['cohort']}, {failed} failed"

@@ -64,7 +64,7 @@ class EncoderDelivery:
     # Takes how far it is: the encoder's SHA-256, the names of the clients that have it and of those
     # that do not, and whether that is the end of it.
     note: Callable[[str, list[str], list[str], bool], None] = lambda *values: None
-    queued: bool = False  # whether a queue's server sends it to clients that come back later
+    queued: bool = False  # whether a queue's server sends it to clients that come later
 
     def __post_init__(self) -> None:
         self._bytes = 0
@@ -148,6 +148,7 @@ class EncoderDelivery:
             answers |= {name: word for name, word in found.items() if word}
             missing = (self.members.met | expected) - answers.keys()
             over = not missing and len(answers) >= (self.config.federation.min_clients or 0)
+            over &= not self.members.some_are_new
             over |= time.monotonic() >= deadline
             have = {name for name, word in answers.items() if word == STORED}
             self.note(digest, sorted(have), sorted({*missing, *answers} - have), over)
@@ -202,6 +203,6 @@ class EncoderDelivery:
             )
 
     def _later(self) -> str:
-        if self.queued:
+        if self.queued and self.members.verify:  # the queue's server knows them by their keys
             return "who comes back while the queue waits for a run gets it then"
         return f"resume={self.folder.path} sends it once more"

@@ -124,6 +124,7 @@ class _Run:
             self.privacy.key,
             folder.path,
             frozen_weights(self.models, members, folder),
+            progress.client_asked,
         )
         self.timeline = Timeline.of(config, members.images, self.models.schemas)
         self.work = OutstandingWork.of(self.grid, self.federation, members, progress.round_started)

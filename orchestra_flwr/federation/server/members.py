@@ -62,6 +62,10 @@ class Members(ABC):
     def mark_lost(self, names: Collection[str]) -> None:  # noqa: B027 (or they are asked anyway)
         """These clients did not answer: they are asked again when they have shown up again."""
 
+    def revoked(self, name: str) -> bool:
+        """Whether a client's key, with which it joined, is registered no more."""
+        return False
+
     def mark_late(self, names: Collection[str]) -> None:  # noqa: B027 (or nobody is late)
         """Nobody waits for these clients, which may still work: they are asked when free."""
 
@@ -154,11 +158,7 @@ class ConnectedMembers(Members):
         announced = False
         while True:
             self.present()
-            fresh = self._not_greeted > 0 or any(
-                time.monotonic() - sent < GREETING_SECONDS
-                for node, (_, sent) in self._greeted.items()
-                if node not in self._lost and node not in self._refused
-            )
+            fresh = self.some_are_new
             free = {name: node for name, node in self._nodes.items() if name not in self.late}
             if len(self._nodes) >= self.min_clients and not fresh and (free or not self._nodes):
                 return free
@@ -166,6 +166,15 @@ class ConnectedMembers(Members):
                 announced = True
                 self.show(f"waiting for clients: {len(self._nodes)} of {self.min_clients} are here")
             self.pause(POLL_SECONDS)
+
+    @property
+    def some_are_new(self) -> bool:
+        """Whether clients have just come, and may be about to say who they are."""
+        return self._not_greeted > 0 or any(
+            time.monotonic() - sent < GREETING_SECONDS
+            for node, (_, sent) in self._greeted.items()
+            if node not in self._lost and node not in self._refused
+        )
 
     def present(self) -> Mapping[str, int]:
         """As :meth:`connected`, and waits for nobody."""
@@ -195,6 +204,11 @@ class ConnectedMembers(Members):
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
                 self.note("silent", name, "")
+
+    def revoked(self, name: str) -> bool:
+        """As :meth:`Members.revoked`."""
+        keys = self.keys()
+        return keys is not None and name not in keys.values()
 
     def mark_late(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_late`: a client answers one message after the other, so who

@@ -88,6 +88,7 @@ class Federation:
     key: bytes | None = None
     folder: Path | None = None  # for what does not fit into memory; None: the system's
     frozen: FrozenWeights | None = None  # what nobody trains; None: all is trained
+    on_asked: Callable[[str], None] = lambda client: None  # called with each that is sent a model
 
     def __post_init__(self) -> None:
         privacy = self.config.privacy

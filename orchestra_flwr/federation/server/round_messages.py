@@ -16,13 +16,15 @@ from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_check import check_round, missing_release_message
 from orchestra_flwr.federation.server.round_record import late_line
-from orchestra_flwr.federation.server.round_report import RoundReport
+from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.reporting import Progress, RunFolder
 from orchestra_flwr.reporting.kept_checkpoints import earlier_rounds
 from orchestra_flwr.reporting.progress import SCORING
+
+REVOKED = "its key was revoked"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class RoundMessages:
         """Says what a person should know of a round, and checks whether it may count."""
         for note in [*report.notes, *map(str, report.left_out), *late_line(round_, report)]:
             self.progress.message(f"round {round_.number}: {note}")
+        report.dropped = self._with_reasons(report.dropped)
         latest = round_.number - 1  # which may be kept under its number as well
         earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
         check_round(self.federation, round_, report, max(earlier, default=None))
@@ -108,6 +111,15 @@ class RoundMessages:
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([each.client for each in report.dropped if each.silent])
         self.members.mark_late(report.late)
+
+    def _with_reasons(self, dropped: list[Dropped]) -> list[Dropped]:
+        """Of clients that were kept from answering the server knows why."""
+        return [
+            replace(each, reason=REVOKED)
+            if each.silent and self.members.revoked(each.client)
+            else each
+            for each in dropped
+        ]
 
     def _first_replies(
         self, round_: Round, strategy: OrchestraStrategy, messages: Iterable[Message]
@@ -137,6 +149,7 @@ class RoundMessages:
         timeout = self.federation.config.federation.round_timeout
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         strategy.aggregate_evaluate(round_.number, replies)
+        report.unscored = self._with_reasons(report.unscored)
         for each in report.unscored:
             self.progress.message(
                 f"round {round_.number}: no score of client {each.client}: {each.reason}"

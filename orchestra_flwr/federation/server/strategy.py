@@ -248,6 +248,7 @@ class OrchestraStrategy(Strategy):
         self, kind: str, client: str, arrays: ArrayRecord, entries: Mapping[str, Any]
     ) -> Message:
         """A message down with models; its bytes are counted."""
+        self.federation.on_asked(client)
         task = dict(entries)
         if frozen := self.federation.frozen:
             task |= frozen.entries

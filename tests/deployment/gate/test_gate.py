@@ -585,8 +585,8 @@ def test_a_client_of_an_earlier_start_is_no_alarm(
         for _ in range(2):
             assert client.post(PULL, b"x", **key_header(KEY))[0] == 401
         assert lines == [
-            f"{client.address}: client a was not connected since this server started, and "
-            "connects anew"
+            f"{client.address}: client a was connected before this server started, and "
+            "connects again"
         ]
         client.post("/v1/fleet/activate-node", b"x", **key_header(KEY))
         client.post(PULL, b"x", **key_header(KEY))  # connected, and refused all the same

@@ -44,7 +44,7 @@ def test_many_peers_do_not_fill_the_log(monkeypatch):
     assert len(lines) == 5
     assert (
         lines[-1] == "refused: more than 3 peers are turned away, the last is 10.0.0.49: is odd "
-        "(the last of 46 of this kind)"
+        "(and 45 like it within a minute)"
     )
 
 
@@ -62,7 +62,7 @@ def test_lines_that_differ_are_not_counted_as_the_same():
     asyncio.run(report())
     assert lines[-2:] == [
         "refused: 10.0.0.1: sent 2 MB (3 times)",
-        "refused: 10.0.0.1: key 3 (the last of 2 of this kind)",
+        "refused: 10.0.0.1: key 3 (and 1 like it within a minute)",
     ]
 
 

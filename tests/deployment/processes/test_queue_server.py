@@ -17,6 +17,8 @@ from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.reporting import Progress
 
 TINY = ["model.width=8"]
+# `d` does not take it.
+SENT = {"encoder_sent": {"clients": ["a"], "without": ["b", "c", "d"], "away": ["b", "c"]}}
 
 
 class Stopped(Exception):  # noqa: N818
@@ -197,9 +199,7 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
     def back(*names):
         return lambda station: station.connected.__setitem__(slice(None), names)
 
-    monkeypatch.setattr(
-        queue_server, "read_json", lambda path: {"encoder_sent": {"away": ["b", "c"]}}
-    )
+    monkeypatch.setattr(queue_server, "read_json", lambda path: SENT)
     # Waits are taken from the end: b comes back, then nobody else.
     later = [back("a", "b"), back("a", "b")]
     assert run({}, {}, {}, sleep=later) == [
@@ -214,6 +214,19 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
     assert queue.runs()[1].state == "done"
 
 
+def test_a_client_that_the_latest_run_never_met_gets_its_encoder(serving, capsys, monkeypatch):
+    """It joined while the others got it; who has it, does not take it or has no name is left."""
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+    monkeypatch.setattr(queue_server, "read_json", lambda path: SENT)
+
+    def comes(station):
+        station.connected[:] = ["a", "d", "new", None]
+
+    assert run({}, {}, sleep=[comes])[1:] == [(0, False), (0, True)]
+    assert "run 0001: its encoder goes to new\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("seconds", [60, 2 * queue_server.AGAIN_SECONDS])
 def test_a_client_that_left_before_it_had_the_encoder_gets_it_later(serving, monkeypatch, seconds):
     """It was offered once for ever: a second failure of its network was the end of it."""
@@ -221,7 +234,7 @@ def test_a_client_that_left_before_it_had_the_encoder_gets_it_later(serving, mon
     queue.put(run_to_submit(TINY))
     now = [0.0]
     monkeypatch.setattr(queue_server.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(queue_server, "read_json", lambda path: {"encoder_sent": {"away": ["b"]}})
+    monkeypatch.setattr(queue_server, "read_json", lambda path: SENT)
 
     def back(station):
         station.connected[:] = ["b"]
@@ -236,7 +249,7 @@ def test_a_client_that_left_before_it_had_the_encoder_gets_it_later(serving, mon
 def test_a_run_that_interrupts_a_delivery_and_fails_does_not_end_it(serving, monkeypatch):
     queue, run = serving
     queue.put(run_to_submit(TINY))
-    monkeypatch.setattr(queue_server, "read_json", lambda path: {"encoder_sent": {"away": ["b"]}})
+    monkeypatch.setattr(queue_server, "read_json", lambda path: SENT)
 
     def back(station):
         station.connected[:] = ["b"]

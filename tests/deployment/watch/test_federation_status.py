@@ -26,14 +26,17 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
         status.member("joined", name)
     assert status.state == "starting"
     status.round_started(1, 2, "training")
+    for name in ("a", "b"):
+        status.client_asked(name)
     status.client_done("a", ok=True)
     shown = status.to_dict()
     assert (shown["state"], shown["waits_for"]) == ("training", "1 of 2 clients")
     assert (shown["round"], shown["cohort"], shown["replies"]) == (1, 2, {"ok": 1, "failed": 0})
-    assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "here"}]
+    assert shown["names"] == [{"name": "a", "state": "answered"}, {"name": "b", "state": "at_work"}]
     status.client_done("b", ok=False)
     assert status.state == "averaging"
     status.round_started(1, 2, "scoring")
+    assert [each["state"] for each in status.to_dict()["names"]] == ["here", "here"]
     assert status.to_dict()["waits_for"] == "2 of 2 clients: scoring"
     status.round_started(1, 2, "training")
     status.client_done("b", ok=False)
@@ -64,6 +67,17 @@ def test_clients_that_come_and_go_are_counted_by_state(run):
     # Names are the registry's own, not what somebody says of itself.
     assert shown["names"] == [{"name": "a", "state": "here"}, {"name": "b", "state": "silent"}]
     assert "script" not in json.dumps(shown)
+
+
+def test_clients_whose_keys_were_revoked_are_counted_no_more(run, monkeypatch):
+    monkeypatch.setattr(ServerConfig, "tls", True)
+    for event, name in [("joined", "a"), ("joined", "b"), ("silent", "b")]:
+        run.status.member(event, name)
+    assert run.status.to_dict()["clients"]["silent"] == 1
+    run.names.remove("b")
+    assert run.status.to_dict()["clients"]["silent"] == 0 and run.status.state == "waiting"
+    run.names.remove("a")
+    assert run.status.to_dict()["clients"]["here"] == 0
 
 
 def test_bytes_and_dropped_replies_are_sums_of_all_rounds(run):

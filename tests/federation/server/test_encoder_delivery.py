@@ -27,6 +27,11 @@ class Network:
         self.nodes = {name: number for number, name in enumerate(words, 1)}
         self.met, self.late = set(words), set()
         self.sent, self.lost, self.looks, self.away_until = [], set(), 0, {}
+        self.new_until, self.verify = 0, lambda *signed: True
+
+    @property
+    def some_are_new(self):
+        return self.looks < self.new_until
 
     def present(self):
         self.looks += 1
@@ -107,6 +112,13 @@ def test_one_that_comes_back_gets_it_and_one_that_stays_away_is_named(deliver, f
     assert f"because they were away: b; resume={folder.path} sends it once more" in shown[-1]
 
 
+def test_one_that_has_just_come_when_all_others_have_it_is_waited_for(deliver):
+    network = Network(a=["stored"], b=["wanted", "stored"])
+    network.met = {"a"}
+    network.away_until["b"] = network.new_until = 3
+    assert deliver(network)[0].at_the_end()["clients"] == ["a", "b"]
+
+
 def test_after_a_run_was_resumed_that_was_over_clients_are_waited_for(deliver):
     """The server that was killed had met them, this one has not."""
     network = Network(a=["stored"])
@@ -155,6 +167,9 @@ def test_in_a_queue_nobody_is_told_to_resume_a_run(deliver):
     delivery, lines = deliver(network, wait=0, queued=True)
     delivery.at_the_end()
     assert "resume=" not in lines[-1] and "comes back while the queue waits for a run" in lines[-1]
+    network.verify = None  # without keys its server does not know who comes back
+    delivery.at_the_end()
+    assert "resume=" in lines[-1]
 
 
 def test_what_goes_wrong_at_one_client_is_said_and_harms_no_other(deliver):

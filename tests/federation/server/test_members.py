@@ -333,6 +333,17 @@ def test_nothing_is_remembered_of_nodes_that_are_gone(network, members):
     assert len(left) == 10 and not any(left.values()), left
 
 
+def test_a_client_is_revoked_when_its_key_is_registered_no_more(network, members):
+    network.join(1, "a", "a")
+    network.join(2, "b", "b")
+    known = members(2)
+    known.connected()
+    del network.nodes[2]
+    assert known.revoked("b") and not known.revoked("a")
+    network.nodes = {1: ""}  # without keys nobody is
+    assert not known.revoked("b")
+
+
 def test_a_lost_client_returns_when_it_answers_again_and_nobody_waits_for_it(network, members):
     network.join(1, "a")
     network.join(2, "b")

@@ -1,0 +1,24 @@
+"""What a run reports in one process and is shown in another."""
+
+import json
+from types import SimpleNamespace
+
+from orchestra_flwr.deployment.channel.progress_events import RelayedProgress, show
+from orchestra_flwr.reporting import Progress
+
+
+def test_what_is_relayed_of_clients_arrives():
+    class Shown(Progress):
+        asked = ()
+
+        def client_asked(self, client):
+            self.asked += (client,)
+
+    shown = Shown(2)
+    channel = SimpleNamespace(send=lambda event: show(json.loads(json.dumps(event)), shown))
+    relayed = RelayedProgress(channel, 2)
+    relayed.round_started(1, 2, "training")
+    relayed.client_asked("a")
+    relayed.client_done("b", False)
+    assert (shown.round, shown.cohort, shown.done, shown.failed) == (1, 2, 1, 1)
+    assert shown.asked == ("a",)
