@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import counted, duration, lookup, percent, size
+from orchestra_flwr.console.text import ACCURACIES, counted, duration, lookup, percent, size
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 SEVERAL_LABELS = (("mAP", "map"),)  # in their place where images have several labels
@@ -111,6 +111,8 @@ def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]
         f"    python -m orchestra_flwr.evaluation run={here} data=image_folder data.root=<images>",
         "  look at images by it, and find similar ones:",
         f"    orchestra-embed run={here} images=<folder or zip>",
+        "  see whether training helped:",
+        f"    orchestra-compare after={here} images=<folder or zip>",
     )
 
 
@@ -138,10 +140,18 @@ def _kept(summary: Mapping[str, Any]) -> str:
     round_, rounds = summary.get("kept_round"), summary.get("rounds")
     if round_ is None:
         return ""
-    by = f"by {summary.get('kept_by')}"
+    key = str(summary.get("kept_by"))
+    keys = (key,) if lookup(summary, key) is not None else ("unsupervised", key)  # of the clients
+    found = [lookup(of, *keys) for of in (summary.get("untrained") or {}, summary)]
+    before, best = (
+        v if v is None else percent(v) if key in ACCURACIES else f"{v:.3g}" for v in found
+    )
     if round_ == 0:
-        return f"kept: the encoder before training; {by} no round's was better"
-    return f"kept: the encoder after round {round_} of {rounds}, the best {by}"
+        than = f" than its {best}" if best else ""
+        return f"kept: the encoder before training; by {key} no round's was better{than}"
+    start = f", before training {before}" if before else ""
+    scored = f" ({best}{start})" if best else ""
+    return f"kept: the encoder after round {round_} of {rounds}, the best by {key}{scored}"
 
 
 def _own_classes(summary: Mapping[str, Any]) -> str:
