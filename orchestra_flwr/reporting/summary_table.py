@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import ACCURACIES, counted, duration, lookup, percent, size
+from orchestra_flwr.console.text import (
+    ACCURACIES,
+    MORE_IS_BETTER,
+    SCORE,
+    counted,
+    duration,
+    lookup,
+    percent,
+    size,
+)
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 SEVERAL_LABELS = (("mAP", "map"),)  # in their place where images have several labels
@@ -23,9 +32,9 @@ ASKED_FOR = (  # shown where there are any
 )
 LABEL_FREE = (  # by name, short enough for a terminal, and where they stand in a summary
     ("effective rank", ("effective_rank",)),
-    ("align + 0.2 unif", ("score",)),
+    (SCORE, ("score",)),
     ("effective rank, clients", ("unsupervised", "effective_rank")),
-    ("align + 0.2 unif, clients", ("unsupervised", "score")),
+    (f"{SCORE}, clients", ("unsupervised", "score")),
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line
 STATISTICS = {  # by the key of scores before training that the table does not show
@@ -60,12 +69,17 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             gain = _gain(pair[0][0], pair[1][0])
             table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
-    for title, keys in LABEL_FREE if "score" in trained or "unsupervised" in trained else ():
+    for title, keys in LABEL_FREE if _is_label_free(trained) else ():
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
             cells = ("-", "-") if before is None else (f"{before:.3g}", f"{after - before:+.3g}")
             table.add_row(title, cells[0], f"{after:.3g}", cells[1])
     return table
+
+
+def _is_label_free(trained: Mapping[str, Any]) -> bool:
+    """Whether scores without labels were asked for."""
+    return "score" in trained or "unsupervised" in trained
 
 
 def _error(scores: Mapping[str, Any], *keys: str) -> float | None:
@@ -86,6 +100,8 @@ def print_summary(
     table = scores_table(summary.get("untrained") or {}, summary)
     if table.row_count:
         console.print(table)
+        if _is_label_free(summary):
+            console.print(MORE_IS_BETTER)
     if not _has_accuracies(summary):
         for line in _unscored(summary, folder):
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

@@ -74,10 +74,19 @@ def test_scores_without_labels_have_rows_of_their_own():
     rows = [[c.strip() for c in line.strip("| ").split("|")]
             for line in printed(False, summary, "here").splitlines() if "|" in line]  # fmt: skip
     assert rows[2] == ["effective rank", "-", "40", "-"]
-    assert rows[3] == ["align + 0.2 unif", "-", "0.41", "-"]
+    assert rows[3] == ["score (align + 0.2 unif)", "-", "0.41", "-"]
     assert rows[4] == ["effective rank, clients", "20", "40", "+20"]
-    assert rows[5] == ["align + 0.2 unif, clients", "0.205", "0.41", "+0.205"]
+    assert rows[5] == ["score (align + 0.2 unif), clients", "0.205", "0.41", "+0.205"]
     assert not any("kNN" in row[0] for row in rows)
+    better = "more is better in every row"
+    assert better in printed(False, summary, "here").splitlines()
+    assert better not in printed(False, SUMMARY, "here")
+
+
+def test_scores_with_and_without_labels_fit_a_terminal():
+    scores = {"linear": 0.8, "linear_standard_error": 0.012, "unsupervised": {"score": 0.412}}
+    summary = {**scores, "untrained": {"linear": 0.7, "unsupervised": {"score": 0.207}}}
+    assert "| score (align + 0.2 unif), clients |" in printed(False, summary, "here")
 
 
 def test_the_kept_round_has_its_score_and_that_of_the_start():
