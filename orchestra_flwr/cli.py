@@ -204,7 +204,7 @@ def _simulate(config: Config) -> int:
     with ExitStack() as until_the_end:
         with _phase(config, "reading and splitting the images"):
             run = until_the_end.enter_context(prepared(config))
-        return _run_in_folder(config, run)
+        return _run_in_folder(config, run, usage.SIM)
 
 
 def _phase(config: Config, text: str) -> AbstractContextManager[None]:
@@ -238,7 +238,7 @@ def _serve(config: ServerConfig) -> int:
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)
 
-    return _run_in_folder(config, run, timed=True)
+    return _run_in_folder(config, run, usage.SERVER, timed=True)
 
 
 def _serve_queue(config: ServerConfig) -> int:
@@ -253,12 +253,12 @@ def _serve_queue(config: ServerConfig) -> int:
 
 
 def _run_in_folder(
-    config: Config, run: Callable[[Any, Any], dict[str, Any]], *, timed: bool = False
+    config: Config, run: Callable[[Any, Any], dict[str, Any]], text: str, *, timed: bool = False
 ) -> int:
     from orchestra_flwr.reporting import RunFolder
 
     try:
-        with RunFolder.open(config) as folder:
+        with RunFolder.open(config, program=usage.shell_command(text)) as folder:
             return _run_and_show(config, folder, run, timed)
     except OSError as error:
         what = "used" if config.resume else "made"

@@ -41,7 +41,7 @@ def exit_problems(command: Command, code: int | None, forgiven: set[int]) -> lis
     reasons = [line for line in command.lines if line.startswith(beginning)]
     if len(reasons) != 1:
         problems.append(f"exit code {code} with {len(reasons)} lines of {beginning!r}: {reasons}")
-    if not command.has("continue with: resume="):
+    if not command.has("continue with: "):
         problems.append(f"exit code {code} without a line that says how to continue")
     return problems
 

@@ -18,7 +18,7 @@ def as_called(text: str, program: str) -> str:
     if name in INSTALLED.values():
         for script, installed in INSTALLED.items():
             text = text.replace(script, installed)
-    elif Path(program).parts[-2:] == ("orchestra_flwr", "__main__.py"):
+    elif program.endswith(("orchestra_flwr/__main__.py", "orchestra_flwr/cli.py")):
         text = text.replace("run_sim.py", "python -m orchestra_flwr")
     return text
 
@@ -32,6 +32,12 @@ def script_of(text: str) -> str:
 def program(text: str) -> str:
     """The name of a text's program, as installed or not."""
     return as_called(script_of(text), sys.argv[0])
+
+
+def shell_command(text: str) -> str:
+    """A text's program as it is typed: with `python` before a script of a checkout."""
+    name = program(text)
+    return f"python {name}" if name.endswith(".py") else name
 
 
 _HELP = """\

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ACCURACIES = {"knn": "kNN", "linear": "linear probe", "map": "mAP"}  # of a summary, by key
+SCORE = "score (align + 0.2 unif)"  # evaluation.best_by=score
+MORE_IS_BETTER = "more is better in every row"  # below tables of scores without labels
 
 
 def lookup(record: Mapping[str, Any], *keys: str) -> float | None:

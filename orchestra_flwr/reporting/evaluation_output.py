@@ -77,7 +77,7 @@ def print_evaluation(results: Mapping[str, Any], console: Console | None = None)
         table.add_row(*row)
     console = console or Console()
     console.print(table)
-    spread = f"spread of the features: {results['feature_std']:.2f}"
+    spread = f"spread of the features: {results['feature_std']:.2f} (0: collapsed; at most about 1)"
     console.print(spread, markup=False, highlight=False, soft_wrap=True)
 
 

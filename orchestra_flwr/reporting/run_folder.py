@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
@@ -35,6 +36,7 @@ class RunFolder:
         lock: the file whose descriptor holds the folder's lock; None: it is not locked by this.
         note: a line for a person about what was done to the folder; "": nothing.
         plugins: the users' packages of the run.
+        program: what a user types before the keys of the run; "": it is one from Python.
     """
 
     def __init__(
@@ -43,14 +45,16 @@ class RunFolder:
         lock: IO[bytes] | None = None,
         note: str = "",
         plugins: Sequence[str] = (),
+        program: str = "",
     ) -> None:
         self.path = path
         self.lock = lock
         self.note = note
         self.plugins = plugins
+        self.program = program
 
     @classmethod
-    def check(cls, config: Config, outputs: str | Path = "outputs") -> None:
+    def check(cls, config: Config) -> None:
         """Refuses what :meth:`open` would refuse, before images are read; writes nothing.
 
         Raises:
@@ -64,22 +68,19 @@ class RunFolder:
             except OSError as error:
                 raise ConfigError(f"the run folder cannot be used: {error}") from None
         else:
-            _check_place(config.run_dir, Path(config.run_dir or Path(outputs) / config.name))
+            _check_place(config.run_dir, Path(config.run_dir or Path("outputs") / config.name))
 
     @classmethod
     @contextmanager
-    def open(cls, config: Config, outputs: str | Path = "outputs") -> Iterator[Self]:
+    def open(cls, config: Config, program: str = "") -> Iterator[Self]:
         """The folder of a configuration's run, new or resumed, for this process alone.
 
         Raises:
             ConfigError: another process has it, or as :meth:`create` and :meth:`resume` say.
             OSError: names the file that could not be written.
         """
-        if config.resume is not None:
-            path, key = Path(config.resume), f"resume={config.resume}"
-        else:
-            path = _made_folder(config, outputs)
-            key = f"run_dir={path}"
+        path = _made_folder(config, "outputs") if config.resume is None else Path(config.resume)
+        key = f"{'run_dir' if config.resume is None else 'resume'}={path}"
         with _for_this_process(path, key) as lock:
             note = ""
             if config.resume is not None:
@@ -87,7 +88,7 @@ class RunFolder:
                 _write_more_rounds(path, config.federation.rounds)
             else:
                 _begin(path, config)
-            yield cls(path, lock, note, config.plugins)
+            yield cls(path, lock, note, config.plugins, program)
 
     @classmethod
     def create(cls, config: Config, outputs: str | Path = "outputs") -> Self:
@@ -181,10 +182,11 @@ class RunFolder:
         return -1
 
     def how_to_continue(self, round_: int | None = None) -> str:
-        """A line for a person; with a round, after which the run is to go on."""
-        back = "" if round_ is None else f" resume_round={round_}"
-        packages = f" plugins=[{','.join(self.plugins)}]" if self.plugins else ""
-        resume = f"resume={self.path}{back}{packages}"
+        """A line for a person, or a shell; with a round, after which the run is to go on."""
+        keys = [f"resume={self.path}"]
+        keys += [] if round_ is None else [f"resume_round={round_}"]
+        keys += [f"plugins=[{','.join(self.plugins)}]"] if self.plugins else []
+        resume = f"{self.program} {shlex.join(keys)}" if self.program else " ".join(keys)
         if round_ is not None or not 0 < self.done < _planned_rounds(self.path):
             return f"continue with: {resume}"
         return f"continue with: {resume}; or end it there: {resume} federation.rounds={self.done}"

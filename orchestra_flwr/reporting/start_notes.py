@@ -25,8 +25,8 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
         )
     if batch_norm == "frozen":
         yield (
-            "BatchNorm keeps the statistics that the network begins with "
-            "(model.batch_norm=frozen; averaged trains them)"
+            "BatchNorm keeps the means and variances that the network begins with "
+            "(model.batch_norm=frozen); model.batch_norm=averaged would train them"
         )
     if batch_norm == "initial":
         yield (

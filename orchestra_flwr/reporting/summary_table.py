@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import counted, duration, lookup, percent, size
+from orchestra_flwr.console.text import (
+    ACCURACIES,
+    MORE_IS_BETTER,
+    SCORE,
+    counted,
+    duration,
+    lookup,
+    percent,
+    size,
+)
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
 SEVERAL_LABELS = (("mAP", "map"),)  # in their place where images have several labels
@@ -23,9 +32,9 @@ ASKED_FOR = (  # shown where there are any
 )
 LABEL_FREE = (  # by name, short enough for a terminal, and where they stand in a summary
     ("effective rank", ("effective_rank",)),
-    ("align + 0.2 unif", ("score",)),
+    (SCORE, ("score",)),
     ("effective rank, clients", ("unsupervised", "effective_rank")),
-    ("align + 0.2 unif, clients", ("unsupervised", "score")),
+    (f"{SCORE}, clients", ("unsupervised", "score")),
 )
 MUCH = 0.02  # a difference of accuracies that is worth a line
 STATISTICS = {  # by the key of scores before training that the table does not show
@@ -60,12 +69,17 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             gain = _gain(pair[0][0], pair[1][0])
             table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
-    for title, keys in LABEL_FREE if "score" in trained or "unsupervised" in trained else ():
+    for title, keys in LABEL_FREE if _is_label_free(trained) else ():
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
             cells = ("-", "-") if before is None else (f"{before:.3g}", f"{after - before:+.3g}")
             table.add_row(title, cells[0], f"{after:.3g}", cells[1])
     return table
+
+
+def _is_label_free(trained: Mapping[str, Any]) -> bool:
+    """Whether scores without labels were asked for."""
+    return "score" in trained or "unsupervised" in trained
 
 
 def _error(scores: Mapping[str, Any], *keys: str) -> float | None:
@@ -86,6 +100,8 @@ def print_summary(
     table = scores_table(summary.get("untrained") or {}, summary)
     if table.row_count:
         console.print(table)
+        if _is_label_free(summary):
+            console.print(MORE_IS_BETTER)
     if not _has_accuracies(summary):
         for line in _unscored(summary, folder):
             console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
@@ -111,6 +127,8 @@ def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]
         f"    python -m orchestra_flwr.evaluation run={here} data=image_folder data.root=<images>",
         "  look at images by it, and find similar ones:",
         f"    orchestra-embed run={here} images=<folder or zip>",
+        "  see whether training helped:",
+        f"    orchestra-compare after={here} images=<folder or zip>",
     )
 
 
@@ -138,10 +156,18 @@ def _kept(summary: Mapping[str, Any]) -> str:
     round_, rounds = summary.get("kept_round"), summary.get("rounds")
     if round_ is None:
         return ""
-    by = f"by {summary.get('kept_by')}"
+    key = str(summary.get("kept_by"))
+    keys = (key,) if lookup(summary, key) is not None else ("unsupervised", key)  # of the clients
+    found = [lookup(of, *keys) for of in (summary.get("untrained") or {}, summary)]
+    before, best = (
+        v if v is None else percent(v) if key in ACCURACIES else f"{v:.3g}" for v in found
+    )
     if round_ == 0:
-        return f"kept: the encoder before training; {by} no round's was better"
-    return f"kept: the encoder after round {round_} of {rounds}, the best {by}"
+        than = f" than its {best}" if best else ""
+        return f"kept: the encoder before training; by {key} no round's was better{than}"
+    start = f", before training {before}" if before else ""
+    scored = f" ({best}{start})" if best else ""
+    return f"kept: the encoder after round {round_} of {rounds}, the best by {key}{scored}"
 
 
 def _own_classes(summary: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from orchestra_flwr.config import AugmentationConfig, ConfigError, encoder_file, read_run
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import ACCURACIES
+from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import extract_features, label_free_scores
@@ -39,7 +39,7 @@ TITLES = ACCURACIES | {
     "effective_rank": "effective rank",
     "alignment": "alignment",
     "uniformity": "uniformity",
-    "score": "alignment + 0.2 uniformity",
+    "score": SCORE,
 }
 
 
@@ -186,6 +186,7 @@ def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
     for name, (before, after) in comparison.label_free.items():
         table.add_row(TITLES[name], f"{before:.3g}", f"{after:.3g}", f"{after - before:+.3g}")
     Console().print(table)
+    print(MORE_IS_BETTER)
     print(f"nearest neighbours in common: {100 * comparison.neighbours_in_common:.0f} %")
     print(comparison.verdict)
     if has_page:

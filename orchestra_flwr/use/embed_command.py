@@ -11,7 +11,7 @@ from typing import get_args
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import size
+from orchestra_flwr.console.text import counted, size
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
 from orchestra_flwr.extras import require
@@ -21,6 +21,7 @@ from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
+    add_near_duplicates,
     check_names,
     embedded_before,
     read_embeddings,
@@ -50,7 +51,9 @@ def run_embed(config: EmbedConfig) -> None:
         if config.page.write:
             print("making the page (a minute or two for 5,000 images)", file=sys.stderr, flush=True)
             title = printable(_whole(config.images).name)
-            page = write_page(embedded.folder, embedded, config.page, title)
+            page, duplicates = write_page(embedded.folder, embedded, config.page, title)
+            add_near_duplicates(embedded.folder, duplicates)
+            print(_near_duplicates(duplicates))
             print(f"page: {printable(str(page))} ({size(page.stat().st_size)})")
 
 
@@ -183,6 +186,12 @@ def _there(config: UseConfig, key: str, any_format: bool) -> tuple[Format, Embed
             if embeddings is not None:
                 return format, embeddings
     return config.format, None
+
+
+def _near_duplicates(groups: list[list[str]]) -> str:
+    count = sum(map(len, groups))
+    found = f"{count:,} images in {counted(len(groups), 'group')}" if groups else "none"
+    return f"near-duplicates on the page: {found}{', named in embeddings.json' if groups else ''}"
 
 
 def _report(path: Path, embeddings: Embeddings) -> None:

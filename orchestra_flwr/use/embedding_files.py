@@ -83,9 +83,22 @@ def write_embeddings(
         "sha256": digest,
         "unread": embeddings.unread,
     }
+    _describe(folder, described)
+    return path
+
+
+def add_near_duplicates(folder: Path, groups: Sequence[Sequence[str]]) -> None:
+    """Writes the paths of near-duplicates into the description of the embeddings.
+
+    Raises:
+        OSError: names the file, which is unchanged.
+    """
+    _describe(folder, {**read_json(folder / DESCRIPTION), "near_duplicates": groups})
+
+
+def _describe(folder: Path, described: Mapping[str, Any]) -> None:
     text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / DESCRIPTION, text.encode())
-    return path
 
 
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:

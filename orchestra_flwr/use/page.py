@@ -33,14 +33,19 @@ POSITIONS = 65_535  # steps of a position on the map, along each axis
 TEMPLATE = Path(__file__).with_name("page_template")
 
 
-def write_page(folder: Path, embedded: EmbeddedImages, config: PageConfig, title: str) -> Path:
-    """Writes or replaces the page, and with `pictures=beside` pictures; returns the page's file.
+def write_page(
+    folder: Path, embedded: EmbeddedImages, config: PageConfig, title: str
+) -> tuple[Path, list[list[str]]]:
+    """Writes or replaces the page, and with `pictures=beside` pictures.
 
     Args:
         folder: where.
         embedded: the images and their embeddings.
         config: how many images, clusters, and where the pictures are.
         title: what the images are called.
+
+    Returns:
+        The page's file, and the paths of all groups of near-duplicates among its images.
 
     Raises:
         OSError: a file cannot be written.
@@ -52,6 +57,8 @@ def write_page(folder: Path, embedded: EmbeddedImages, config: PageConfig, title
     names = [embedded.names[path] for path in paths]
     inside = config.pictures == "inside"
     thumbnails = make_thumbnails(names, embedded.archive.read, budget=inside)
+    neighbours = nearest_neighbours(vectors, NEIGHBOURS)
+    duplicates = near_duplicates(neighbours)
     data = {
         "title": title,
         "total": len(embeddings.paths),
@@ -60,12 +67,13 @@ def write_page(folder: Path, embedded: EmbeddedImages, config: PageConfig, title
         **_thumbnail_data(folder, thumbnails, inside),
         **_map_data(place_images(vectors, config.seed)),
         **_cluster_data(cluster_images(vectors, config.clusters, config.seed)),
-        **_similarity_data(nearest_neighbours(vectors, NEIGHBOURS)),
+        **_similarity_data(neighbours),
+        "duplicates": duplicates[:GROUPS],
         **_class_data(paths),
     }
     path = folder / NAME
     write_atomically(path, render(data).encode())
-    return path
+    return path, [[paths[position] for position in group] for group in duplicates]
 
 
 def render(data: dict[str, Any]) -> str:
@@ -128,7 +136,6 @@ def _similarity_data(neighbours: Neighbours) -> dict[str, Any]:
         "k": k,
         "neighbours": _packed(neighbours.indices.numpy(), "<u2"),
         "cosines": _packed((neighbours.cosines.numpy() * 10_000).round(), "<i2"),
-        "duplicates": near_duplicates(neighbours)[:GROUPS],
         "outliers": outliers(neighbours)[:OUTLIERS],
     }
 

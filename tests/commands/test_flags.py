@@ -68,6 +68,7 @@ def test_every_command_knows_its_version_and_its_flags(command, capsys):
         ("/venv/bin/orchestra-sim", "usage: orchestra-sim [key=value"),
         ("run_sim.py", "usage: run_sim.py [key=value"),
         ("/x/orchestra_flwr/__main__.py", "usage: python -m orchestra_flwr [key=value"),
+        ("/x/orchestra_flwr/cli.py", "usage: python -m orchestra_flwr [key=value"),
         ("/x/pytest/__main__.py", "usage: run_sim.py [key=value"),
     ],
 )

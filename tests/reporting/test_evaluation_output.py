@@ -66,4 +66,4 @@ def test_accuracies_are_a_table_and_their_spread_is_below_it():
     assert ["kNN", "50.0 %"] in cells and ["linear probe", "62.5 ± 2.1 %"] in cells
     assert ["fine-tuned with 1 % of the labels", "30.0 ± 1.2 %"] in cells
     assert ["fine-tuned with 10 % of the labels", "40.0 %"] in cells
-    assert lines[-1] == "spread of the features: 0.50"
+    assert lines[-1] == "spread of the features: 0.50 (0: collapsed; at most about 1)"

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,10 @@ def test_the_advice_names_the_packages_of_the_run(tmp_path):
     assert folder.how_to_continue(2) == (
         f"continue with: resume={tmp_path} resume_round=2 plugins=[mine,yours]"
     )
+
+
+def test_the_advice_of_a_command_is_one_for_a_shell(tmp_path):
+    path = tmp_path / "my photos"
+    line = RunFolder(path, plugins=("mine",), program="orchestra-server").how_to_continue(2)
+    words = ["orchestra-server", f"resume={path}", "resume_round=2", "plugins=[mine]"]
+    assert shlex.split(line.removeprefix("continue with: ")) == words

@@ -62,6 +62,7 @@ def test_without_scores_what_to_do_next_is_said():
     assert "not evaluated with labels: there are no labels." in text
     assert "python -m orchestra_flwr.evaluation run='my runs/one' data=image_folder" in text
     assert "orchestra-embed run='my runs/one' images=" in text
+    assert "orchestra-compare after='my runs/one' images=" in text
     assert text.splitlines()[-1] == "run folder: my runs/one"
 
 
@@ -73,10 +74,35 @@ def test_scores_without_labels_have_rows_of_their_own():
     rows = [[c.strip() for c in line.strip("| ").split("|")]
             for line in printed(False, summary, "here").splitlines() if "|" in line]  # fmt: skip
     assert rows[2] == ["effective rank", "-", "40", "-"]
-    assert rows[3] == ["align + 0.2 unif", "-", "0.41", "-"]
+    assert rows[3] == ["score (align + 0.2 unif)", "-", "0.41", "-"]
     assert rows[4] == ["effective rank, clients", "20", "40", "+20"]
-    assert rows[5] == ["align + 0.2 unif, clients", "0.205", "0.41", "+0.205"]
+    assert rows[5] == ["score (align + 0.2 unif), clients", "0.205", "0.41", "+0.205"]
     assert not any("kNN" in row[0] for row in rows)
+    better = "more is better in every row"
+    assert better in printed(False, summary, "here").splitlines()
+    assert better not in printed(False, SUMMARY, "here")
+
+
+def test_scores_with_and_without_labels_fit_a_terminal():
+    scores = {"linear": 0.8, "linear_standard_error": 0.012, "unsupervised": {"score": 0.412}}
+    summary = {**scores, "untrained": {"linear": 0.7, "unsupervised": {"score": 0.207}}}
+    assert "| score (align + 0.2 unif), clients |" in printed(False, summary, "here")
+
+
+def test_the_kept_round_has_its_score_and_that_of_the_start():
+    def line(round_, by, **summary):
+        about = {"kept_round": round_, "kept_by": by, "rounds": 24, **summary}
+        return next(li for li in printed(False, about, "here").splitlines() if "kept: " in li)
+
+    by_clients = {"unsupervised": {"score": 0.412}, "untrained": {"unsupervised": {"score": 0.3}}}
+    for scores in ({"score": 0.412, "untrained": {"score": 0.3}}, by_clients):
+        after = "kept: the encoder after round 20 of 24, the best by score"
+        assert line(20, "score", **scores) == f"{after} (0.412, before training 0.3)"
+    assert line(20, "linear", linear=0.5).endswith("the best by linear (50.0 %)")
+    assert line(20, "knn").endswith("the best by knn")
+    start = "kept: the encoder before training; by score no round's was better"
+    assert line(0, "score", **by_clients) == f"{start} than its 0.412"
+    assert line(0, "score") == start
 
 
 def test_one_backbone_has_two_rows_under_its_own_name():

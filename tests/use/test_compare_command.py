@@ -44,6 +44,7 @@ def test_two_encoders_of_different_kinds_with_class_folders(run, other, photos, 
     assert code == 0, err
     table = rows(out)
     assert table[0] == ["score", "before", "after", "difference"]
+    assert "\nmore is better in every row\n" in out and "| score (align + 0.2 unif) " in out
     names = [row[0] for row in table[2:]]
     assert names[:3] == ["kNN", "linear probe", "alignment"]
     assert re.search(r"no difference that 36 images can show: .*|better: .*|WORSE: .*", out)

@@ -47,6 +47,18 @@ def test_embeddings_their_description_and_the_page(run, photos, command):
     assert vectors.shape == (36, described["dim"])
 
 
+def test_near_duplicates_are_counted_and_named(run, photos, command):
+    arguments, folder = (f"run={run}", f"images={photos}"), run / "embeddings" / "photos"
+    assert "near-duplicates on the page: none\n" in command(*arguments)[1]
+    shutil.copy(photos / "red" / "03.png", photos / "copy.png")
+    line = "near-duplicates on the page: 2 images in 1 group, named in embeddings.json\n"
+    assert line in command(*arguments)[1]
+    groups = json.loads((folder / "embeddings.json").read_text())["near_duplicates"]
+    assert groups == [["copy.png", "red/03.png"]]
+    out, err = command(*arguments)[1:]  # they are no reason to embed again
+    assert line in out and "embedded" not in err
+
+
 def test_what_is_there_is_not_made_again(run, photos, command, monkeypatch):
     arguments = (f"run={run}", f"images={photos}", "page.write=false", "format=npz")
     assert command(*arguments)[0] == 0

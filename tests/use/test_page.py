@@ -28,7 +28,7 @@ def page_of(photos, folder, vectors=None, **config):
         vectors = torch.randn(len(paths), 6) if vectors is None else vectors
         embeddings = Embeddings(paths, vectors, (("broken.jpg", "</script><b>"),))
         embedded = EmbeddedImages(archive, embeddings, {p: p for p in paths}, folder)
-        page = write_page(folder, embedded, PageConfig(**{**CONFIG, **config}), "My <photos>")
+        page, _ = write_page(folder, embedded, PageConfig(**{**CONFIG, **config}), "My <photos>")
     text = page.read_text()
     data = re.search(r'id="data">(.*?)</script>', text, re.S)[1]
     return text, json.loads(data), embeddings

@@ -28,7 +28,7 @@ def page(request, photos, tmp_path, vectors, opened_page):
         embeddings = Embeddings(paths, vectors, (("<b>broken</b>.jpg", "not an image"),))
         embedded = EmbeddedImages(archive, embeddings, {p: p for p in paths}, tmp_path)
         config = PageConfig(write=True, pictures=request.param, limit=100, clusters=3, seed=0)
-        return opened_page(write_page(tmp_path, embedded, config, "photos"))
+        return opened_page(write_page(tmp_path, embedded, config, "photos")[0])
 
 
 def test_pointer_keys_and_all_views(page, photos, vectors):

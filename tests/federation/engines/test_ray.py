@@ -253,7 +253,7 @@ def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, prog
     assert error.startswith(
         f"error: engine=ray: Ray's process {Path(program).name} was killed by signal 9"
     )
-    assert lines[-1].partition("; ")[0] == f"continue with: resume={folder}"
+    assert lines[-1].partition("; ")[0] == f"continue with: python run_sim.py resume={folder}"
     assert not any("Traceback" in line for line in lines)
     assert all(record["clients"]["dropped"] == [] for record in metrics(folder))
 
@@ -273,8 +273,9 @@ def test_a_stopped_run_says_how_it_goes_on(sim, number, code):
     os.kill(process.pid, number)
     log = finish(process, folder, code)
     done, advice = re.search(r"stopped after round (\d+) of 200; (continue .*)\n$", log).groups()
-    end = f"resume={folder} federation.rounds={done}"
-    assert advice == f"continue with: resume={folder}; or end it there: {end}"
+    command = f"python run_sim.py resume={folder}"
+    end = f"{command} federation.rounds={done}"
+    assert advice == f"continue with: {command}; or end it there: {end}"
     assert "Traceback" not in log
     assert not actors(process)
 
@@ -290,7 +291,8 @@ def test_a_run_that_is_stopped_while_workers_start_or_train_for_long_ends(sim, b
         wait_until(lambda: actors(process, at_work=True), 60)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=100) == 130, log.read_text()
-    assert log.read_text().rstrip().endswith(f"was done; continue with: resume={folder}")
+    advice = f"was done; continue with: python run_sim.py resume={folder}"
+    assert log.read_text().rstrip().endswith(advice)
 
 
 @pytest.mark.parametrize("gone", [False, True])

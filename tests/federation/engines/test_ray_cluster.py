@@ -188,7 +188,8 @@ def test_a_run_whose_last_node_is_lost_ends_in_a_line(lose_in_mid_round):
     assert code == 1, log
     (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: engine=ray: no machine of the cluster "), log
-    assert log.splitlines()[-1].partition("; ")[0] == f"continue with: resume={folder}"
+    advice = f"continue with: python run_sim.py resume={folder}"
+    assert log.splitlines()[-1].partition("; ")[0] == advice
     assert "Traceback" not in log
 
 

@@ -70,13 +70,15 @@ def test_it_is_the_run_of_so_many_rounds_and_can_still_go_on(stop, read, tmp_pat
     folder, line = stop(*overrides, during=3)
     continued, ended = line.partition("continue with: ")[2].split("; or end it there: ")
     assert line.startswith("stopped after round 2 of 4; continue with: ")
-    assert shlex.split(ended) == [f"resume={folder}", "federation.rounds=2"]
-    assert main(shlex.split(ended)) == 0
+    command = ["python", "run_sim.py", f"resume={folder}"]
+    assert shlex.split(continued) == command
+    assert shlex.split(ended) == [*command, "federation.rounds=2"]
+    assert main(shlex.split(ended)[2:]) == 0
     whole = {rounds: tmp_path / f"whole-{rounds}" for rounds in (2, 4)}
     for rounds, path in whole.items():
         assert main([*read(overrides), f"federation.rounds={rounds}", f"run_dir={path}"]) == 0
     assert result(folder) == result(whole[2])
-    assert main([continued]) == 0
+    assert main(shlex.split(continued)[2:]) == 0
     assert result(folder) == result(whole[4])
 
 
@@ -99,7 +101,8 @@ def test_with_a_schedule_it_ends_where_it_is_and_nowhere_else(stop, capsys):
 
 def test_before_anything_is_trained_there_is_nothing_to_end(stop, capsys):
     folder, line = stop(during=1)
-    assert line == f"stopped before round 1 was done; continue with: resume={folder}"
+    advice = f"continue with: python run_sim.py resume={folder}"
+    assert line == f"stopped before round 1 was done; {advice}"
     assert main([f"resume={folder}", "federation.rounds=1"]) == 2
     assert "federation.rounds=1: must be at least 4, the rounds" in capsys.readouterr().err
 

@@ -135,7 +135,7 @@ def test_pretrained_ones_stay_as_loaded_where_nobody_has_set_the_key(
         assert loaded and differ(loaded, learnt) == ([] if stay else list(loaded))
         stem = "conv1.0.weight"
         assert not torch.equal(saved[f"model.{stem}"], load_file(weights)[stem])  # it was trained
-        said = "BatchNorm keeps the statistics that the network begins with"
+        said = "(model.batch_norm=frozen); model.batch_norm=averaged would train them"
         lines = capsys.readouterr().out
         assert (said in lines) is stay
         assert "images: 8 x 8 pixels (data.image_size), data.normalise=half; the pre" in lines

@@ -211,11 +211,11 @@ def test_after_a_round_from_which_nobody_can_train_the_advised_command_goes_on(
     error, advice = capsys.readouterr().err.splitlines()
     assert re.match(r"error: round 3: 0 of 4 clients answered well, .* loss is nan", error)
     assert error.endswith("Nobody could train the model of round 2")
-    assert advice == f"continue with: resume={tmp_path / 'run'} resume_round=1"
+    assert advice == f"continue with: python run_sim.py resume={tmp_path / 'run'} resume_round=1"
     assert main([f"resume={tmp_path / 'run'}"]) == 1  # again and again
     assert capsys.readouterr().err.splitlines()[-1] == advice
     clients_of(lambda *_: None)
-    assert main(shlex.split(advice.partition(": ")[2])) == 0
+    assert main(shlex.split(advice.partition("run_sim.py ")[2])) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
 
