@@ -38,9 +38,13 @@ def stop(read, tmp_path, monkeypatch, watched, capsys):
                 os.kill(os.getpid(), signal.SIGINT)
 
         folder = tmp_path / "run"
-        with monkeypatch.context() as patch:
-            patch.setattr(inline, "client_app", watched(look))
-            code = main([*read(overrides), "federation.rounds=4", f"run_dir={folder}"])
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(inline, "client_app", watched(look))
+                code = main([*read(overrides), "federation.rounds=4", f"run_dir={folder}"])
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert code == 130
         return folder, capsys.readouterr().err.splitlines()[-1]
 
