@@ -199,7 +199,8 @@ def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:
 
 def _simulate(config: Config) -> int:
     # Heavy imports come after the check of the configuration.
-    from orchestra_flwr.federation.simulation import prepared
+    with _phase(config, "starting PyTorch and Flower"):
+        from orchestra_flwr.federation.simulation import prepared
 
     with ExitStack() as until_the_end:
         with _phase(config, "reading and splitting the images"):
