@@ -65,7 +65,7 @@ class Flower:
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
         """Registers (name, public key file) pairs; what Flower has against each, None: nothing.
 
-        A key that the SuperLink has already counts as taken, under the name that it had first: an
+        A key that the SuperLink has already counts as taken: an
         earlier command may have been cut off after it had succeeded. Flower never takes a key a
         second time, not even one that was unregistered: see :class:`Roster`.
 
@@ -73,10 +73,7 @@ class Flower:
             FlowerError: no command was run to its end.
         """
         outcomes = self._call(
-            [
-                ["supernode", "register", str(key), CONNECTION, "--name", name]
-                for name, key in clients
-            ]
+            [["supernode", "register", str(key), CONNECTION] for _, key in clients]
         )
         return {
             name: _objection(outcome) for (name, _), outcome in zip(clients, outcomes, strict=True)
