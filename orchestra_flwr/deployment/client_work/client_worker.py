@@ -1,5 +1,6 @@
 """A real client's work: its images stay in memory, and it trains on them when the server asks."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,12 +20,13 @@ from orchestra_flwr.deployment.client_work.received_settings import (
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
+from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
 from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.keys.peers import Signatures
 from orchestra_flwr.federation.client.answers import evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.failures import Failure, as_shown
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     CONFIG,
     ENCODER,
@@ -261,7 +263,10 @@ class ClientWorker:
     def _check_name(self, registered: str) -> None:
         """Compares the name of this client's key at the server with the one that it has here."""
         if registered != self._name:
-            name, public = as_shown(registered), Path(self._config.security) / "client.pub"
+            if not re.fullmatch(NAME_PATTERN, registered):  # it goes into commands to paste
+                refused = "the server gives this client's key a name that no key can have"
+                raise RefusalError(refused, Failure.OTHER_NAME)
+            name, public = registered, Path(self._config.security) / "client.pub"
             raise RefusalError(
                 f"the server refuses this client: its key is registered there as {name}, and named "
                 f"{self._name} in {public}. Either end that file with {name} and start this client "

@@ -29,8 +29,8 @@ class Failure(Enum):
     SETTINGS_REFUSED = 108, "the run's configuration does not fit it"
     PRIVACY_REFUSED = 109, "the run's releases exceed what it allows"
     PRIVACY_BUDGET_SPENT = 110, "its own privacy.total_epsilon is spent"
-    OTHER_NAME = 112, "its key is registered under another name"
     OTHER_APP = 111, "it runs no other app than that of its own installation"
+    OTHER_NAME = 112, "its key is registered under another name"
 
     def __init__(self, code: int, meaning: str) -> None:
         self.code, self.meaning = code, meaning

@@ -70,6 +70,13 @@ def test_a_client_whose_key_has_another_name_at_the_server_says_that_it_is_refus
     assert "refusal" not in ask(one, "greet", greeting(server, registered="kitchen"))[CONFIG]
 
 
+def test_a_name_from_the_server_is_no_text_for_a_shell(worker, server, said, ask, greeting):
+    sent = ask(worker("security=keys"), "greet", greeting(server, registered="a; rm -rf ~"))[CONFIG]
+    assert sent["refusal"] == "other_name"
+    (line,) = said
+    assert line.endswith("the server gives this client's key a name that no key can have")
+
+
 def test_a_client_is_well_again_when_its_images_are_there(
     worker, server, said, photos, ask, greeting
 ):
