@@ -38,6 +38,11 @@ class DataConfig(Choice):
         return label
 
     @property
+    def view_size(self) -> int:
+        """Height and width of the views that clients train on, in pixels."""
+        return min(self.image_size, self.augmentation.view_size or self.image_size)
+
+    @property
     def channels(self) -> int:
         """Colour channels of an image."""
         channels: int = self.plugin.channels

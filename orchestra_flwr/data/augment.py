@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import AugmentationConfig
-from orchestra_flwr.data.transforms import Parameters, apply
+from orchestra_flwr.data.transforms import Parameters, apply, crop_and_flip
 
 CROP_RATIO = (3 / 4, 4 / 3)  # of width to height, as every published recipe has it
 CROP_TRIES = 10  # as torchvision: then the whole (square) image is taken
@@ -72,7 +72,7 @@ class Views:
     """The augmented views of a batch.
 
     Attributes:
-        images: for each recipe float32 in [0, 1], (B, C, S, S).
+        images: for each recipe float32 in [0, 1], (B, C, V, V).
         rotations: for each recipe the quarter turns of its images, int64, (B,), 0 to 3, or None
             where the recipe does not rotate.
     """
@@ -81,22 +81,48 @@ class Views:
     rotations: tuple[Tensor | None, ...]
 
 
-def augment(images: Tensor, recipes: Sequence[Recipe], generator: torch.Generator) -> Views:
+def augment(
+    images: Tensor,
+    recipes: Sequence[Recipe],
+    generator: torch.Generator,
+    view_size: int | None = None,
+) -> Views:
     """One independent view of every image for each recipe.
 
     Args:
         images: uint8, (B, C, S, S), with 1 or 3 channels.
         recipes: one for each view.
         generator: on the images' device; the only source of randomness.
+        view_size: height and width V of larger images' views; None: S.
     """
-    count = len(recipes)
-    parameters = sample_parameters(recipes, len(images), images.shape[-1], generator)
-    views = apply(images.repeat(count, 1, 1, 1), parameters).tensor_split(count)
+    count, size = len(recipes), images.shape[-1]
+    parameters = sample_parameters(recipes, len(images), size, generator)
+    size = min(size, view_size or size)
+    views = apply(images.repeat(count, 1, 1, 1), parameters, size).tensor_split(count)
     turns = parameters.turns.tensor_split(count)
     rotations = [
         turn if recipe.rotate else None for recipe, turn in zip(recipes, turns, strict=True)
     ]
     return Views(tuple(views), tuple(rotations))
+
+
+def shrunk(images: Tensor, view_size: int | None) -> Tensor:
+    """Whole images, not augmented, no larger than views are.
+
+    Args:
+        images: uint8, (B, C, S, S).
+        view_size: as in :func:`augment`.
+
+    Returns:
+        float32 in [0, 1], (B, C, V, V).
+    """
+    count, size = len(images), images.shape[-1]
+    if view_size is None or view_size >= size:
+        return images / 255
+    whole = torch.tensor([[0, 0, size, size]], device=images.device).expand(count, 4)
+    return crop_and_flip(
+        images / 255, whole, torch.zeros_like(whole[:, 0], dtype=torch.bool), view_size
+    )
 
 
 def sample_parameters(

@@ -6,6 +6,7 @@ the results: selecting images would make the host wait for the device. torchvisi
 for a whole batch, and kornia's take six times as long (benchmarks/augmentation.py).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,18 +49,19 @@ class Parameters:
     turns: Tensor
 
 
-def apply(images: Tensor, parameters: Parameters) -> Tensor:
+def apply(images: Tensor, parameters: Parameters, size: int | None = None) -> Tensor:
     """Crop and flip, jitter, gray, blur, solarize, turn, in this order.
 
     Args:
         images: uint8, (N, C, S, S), with 1 or 3 channels.
         parameters: one of everything for each image.
+        size: height and width V of the views, in pixels; None: S.
 
     Returns:
-        float32 in [0, 1], (N, C, S, S).
+        float32 in [0, 1], (N, C, V, V).
     """
     p = parameters
-    views = crop_and_flip(images / 255, p.box, p.flip)
+    views = crop_and_flip(images / 255, p.box, p.flip, size)
     views = jitter(views, p.jitter, p.order, p.factors)
     if images.shape[1] == len(LUMA):
         views = _where(p.gray, views, grayscale)
@@ -70,8 +72,8 @@ def apply(images: Tensor, parameters: Parameters) -> Tensor:
     return views
 
 
-def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
-    """Cuts out each image's box, resizes it to the image's size (bicubic), maybe flips it.
+def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor, size: int | None = None) -> Tensor:
+    """Cuts out each image's box, resizes it (bicubic, antialiased), maybe flips it.
 
     The resampling is separable: one matrix for each image's columns, then one for its rows, with
     values cut to [0, 1] after each, as PIL does it.
@@ -80,42 +82,52 @@ def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
         images: float, (N, C, S, S).
         box: top, left, height, width, int64, (N, 4).
         flip: bool, (N,).
-    """
-    count, channels, size, _ = images.shape
-    start, length = box.T.reshape(2, 2 * count)  # of rows, then of columns
-    weights = _resampling(start, length, torch.cat([torch.zeros_like(flip), flip]), size)
-    rows, columns = weights[:count], weights[count:]
-    across = images.reshape(count, channels * size, size).bmm(columns.mT)
-    return torch.matmul(rows[:, None], across.clamp_(0, 1).view_as(images)).clamp_(0, 1)
-
-
-def _resampling(start: Tensor, length: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Bicubic resampling of `length` pixels from `start` to `size` pixels, as matrices.
+        size: height and width V of the result; None: S.
 
     Returns:
-        (N, size, size): row o holds the weights of the input's pixels for output pixel o.
+        (N, C, V, V).
     """
-    weights, columns = _taps(size, start.device)
-    which = length + (size + 1) * flip
+    count, channels, side, _ = images.shape
+    size = size or side
+    start, length = box.T.reshape(2, 2 * count)  # of rows, then of columns
+    weights = _resampling(start, length, torch.cat([torch.zeros_like(flip), flip]), side, size)
+    rows, columns = weights[:count], weights[count:]
+    across = images.reshape(count, channels * side, side).bmm(columns.mT).clamp_(0, 1)
+    across = across.view(count, channels, side, size)
+    return torch.matmul(rows[:, None], across).clamp_(0, 1)
+
+
+def _resampling(start: Tensor, length: Tensor, flip: Tensor, side: int, size: int) -> Tensor:
+    """Bicubic resampling of `length` of `side` pixels from `start` to `size` pixels, as matrices.
+
+    Returns:
+        (N, size, side): row o holds the weights of the input's pixels for output pixel o.
+    """
+    weights, columns = _taps(side, size, start.device)
+    which = length + (side + 1) * flip
     columns = columns.index_select(0, which).add_(start[:, None, None])
-    matrices = weights.new_zeros(len(start), size, size)
+    matrices = weights.new_zeros(len(start), size, side)
     return matrices.scatter_add_(2, columns, weights.index_select(0, which))
 
 
 @lru_cache(maxsize=8)
-def _taps(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The four pixels that make one, and their weights, for cuts of every length.
+def _taps(side: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The pixels that make one of `size`, and their weights, for cuts of every length.
 
-    Those outside of the cut are left out and the rest weighted up, as PIL does at an edge.
+    Those outside of the cut are left out and the rest weighted up, as PIL does at an edge. A cut
+    that is made smaller is averaged over as many more pixels (antialiasing), four otherwise.
 
     Returns:
-        Weights and columns from the start of the cut, (2 * (size + 1), size, 4): by length in
+        Weights and columns from the start of the cut, (2 * (side + 1), size, taps): by length in
         pixels (none for 0), and once more for images that are flipped.
     """
-    length = torch.arange(size + 1)[:, None]
+    length = torch.arange(side + 1)[:, None]
+    stretch = (length / size).clamp(min=1)  # of the kernel
     centre = (torch.arange(size) + 0.5) * (length / size) - 0.5  # in pixels of the cut
-    taps = (centre.floor() - 1)[:, :, None] + torch.arange(4)
-    weights = _cubic((taps - centre[:, :, None]).abs())
+    first = (centre - 2 * stretch).floor() + 1
+    taps = first[:, :, None] + torch.arange(math.ceil(4 * max(1, side / size)))
+    distance = (taps - centre[:, :, None]).abs() / stretch[:, :, None]
+    weights = _cubic(distance) * (distance <= 2)
     weights = weights * ((taps >= 0) & (taps < length[:, :, None]))
     weights = weights / weights.sum(dim=2, keepdim=True)
     columns = taps.long().clamp_(min=0).minimum((length - 1).clamp(min=0)[:, :, None])

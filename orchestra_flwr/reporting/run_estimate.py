@@ -33,11 +33,12 @@ def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
 
 
 def _has_large_images(config: Config) -> bool:
-    return config.data.image_size > LARGE_IMAGES
+    return config.data.view_size > LARGE_IMAGES
 
 
 def _fewer_pixels(config: Config) -> str:
-    return f"data.image_size={config.data.image_size // 2} would take about a quarter"
+    size = config.data.view_size // 2
+    return f"data.augmentation.view_size={size} would take about a quarter"
 
 
 class RunEstimate:

@@ -36,7 +36,18 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
 
 
 def _images(config: Config) -> str:
-    """Their size and how it came about."""
+    """The sizes of images and views."""
+    views = config.data.view_size
+    if views == config.data.image_size:
+        return _image_size(config)
+    return (
+        f"{_image_size(config)}; trained on views of {views} x {views} pixels "
+        "(data.augmentation.view_size)"
+    )
+
+
+def _image_size(config: Config) -> str:
+    """The size of images and how it came about."""
     size, by = config.data.image_size, config.data.normalise
     line = f"images: {size} x {size} pixels (data.image_size), data.normalise={by}"
     expected = config.model.plugin.trained_on(config.model)

@@ -50,12 +50,14 @@ def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     users = [c for c in choices if not c.plugin.__module__.startswith("orchestra_flwr.")]
     if not users:
         check_memory(config, channels)
-        starting_learner(config, channels, begun=begun)
+        _check_view_size(starting_learner(config, channels, begun=begun), config, channels)
         return
     with _named(" ".join(choice.written(choice.name) for choice in users)):
         _check_parts(build_method(config, channels))
         check_memory(config, channels)
-        _check_step_of(starting_learner(config, channels, begun=begun), config, channels)
+        learner = starting_learner(config, channels, begun=begun)
+        _check_view_size(learner, config, channels)
+        _check_step_of(learner, config, channels)
 
 
 @contextmanager
@@ -69,6 +71,28 @@ def _named(choices: str) -> Iterator[None]:
         raise ConfigError(f"{choices}: {error}") from None
     except Exception as error:  # their code may raise anything
         raise ConfigError(f"{choices}: {describe(error)}") from error
+
+
+def _check_view_size(learner: Learner, config: Config, channels: int) -> None:
+    """Refuses a network that takes images of one size alone, where views are smaller than images.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    size = config.data.view_size
+    if size == config.data.image_size:
+        return
+    views = torch.zeros(IMAGES, channels, size, size)
+    try:
+        with torch.no_grad():
+            for backbone in learner.eval().method.backbones().values():
+                backbone(views)
+    except Exception as error:  # of networks of any library
+        raise ConfigError(
+            f"data.augmentation.view_size={size}: the network takes images of "
+            f"data.image_size={config.data.image_size} alone ({describe(error)}); "
+            "data.augmentation.view_size=null trains on these"
+        ) from error
 
 
 def _check_parts(method: Method) -> None:

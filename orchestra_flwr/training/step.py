@@ -43,6 +43,7 @@ class BatchMaker:
         self._normalisation = config.data.normalise
         self._labels = labels if sees_labels(config) else None
         self._recipes = _recipes(method, config)
+        self._view_size = config.data.view_size
         self._augment, self._loss = (
             seed.generator(purpose, images.device) for purpose in ("augment", "loss")
         )
@@ -50,7 +51,7 @@ class BatchMaker:
 
     def __call__(self, rows: Tensor) -> Batch:
         """The batch of the (B,) chosen images."""
-        views = augment(self._images[rows], self._recipes, self._augment)
+        views = augment(self._images[rows], self._recipes, self._augment, self._view_size)
         normalised = tuple(normalise(view, self._normalisation) for view in views.images)
         labels = None if self._labels is None else self._labels[rows]
         return Batch(rows, normalised, views.rotations, self._loss, labels)

@@ -38,7 +38,8 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert (config.model.name, config.model.options["timm"]) == ("timm", "tf_efficientnet_lite0")
     assert config.model.first_weights == {"model.weights": "pretrained"}
     assert (config.method.name, config.adaptation.name) == ("simclr", "norms")
-    assert (config.data.image_size, config.federation.rounds) == (64, 24)
+    assert (config.data.image_size, config.data.view_size) == (224, 64)
+    assert config.federation.rounds == 24
     assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
     assert config.partition.name == "iid"  # the default needs labels
     assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
@@ -52,16 +53,24 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
 def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
     gpu(1)
     config = load_config(["preset=adapt", photos(1000)])
-    assert (config.data.image_size, config.federation.rounds) == (224, 12)
+    assert (config.data.image_size, config.data.view_size) == (224, 224)
+    assert config.federation.rounds == 12
     gpu(0)
     config = load_config(["preset=adapt", photos(1001), "device=cuda"])
-    assert config.data.image_size == 224
+    assert config.data.view_size == 224
+
+
+def test_so_many_images_that_they_would_fill_memory_are_smaller(photos, gpu):
+    gpu(0)
+    few, many = (config_of(photos(count)) for count in (19_999, 20_000))
+    assert (few.data.image_size, many.data.image_size) == (224, 128)
+    assert many.data.view_size == 64
 
 
 def test_other_images_have_the_size_of_a_machine_without_a_gpu(gpu):
     gpu(0)
     config = config_of("data=digits", "federation.rounds=1")
-    assert (config.data.name, config.data.image_size) == ("digits", 64)
+    assert (config.data.name, config.data.view_size) == ("digits", 64)
 
 
 def test_a_limit_makes_many_images_few(photos):
@@ -140,4 +149,4 @@ def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):
     gpu(1)
     (tmp_path / "photos6" / "7.jpg").touch()
     again = config_of(few, f"resume={run}")
-    assert (again.data.image_size, again.federation.rounds) == (64, 24)
+    assert (again.data.view_size, again.federation.rounds) == (64, 24)

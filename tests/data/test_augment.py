@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import ColorJitter, GaussianBlur, RandomResizedCrop
 
 from orchestra_flwr.config import AugmentationConfig
-from orchestra_flwr.data import SIMCLR, Recipe, augment
+from orchestra_flwr.data import SIMCLR, Recipe, augment, shrunk
 from orchestra_flwr.data.augment import PLAIN as PLAIN_VIEW
 from orchestra_flwr.data.augment import sample_parameters
 from orchestra_flwr.data.transforms import Parameters
@@ -203,3 +203,30 @@ def test_the_plain_recipe():
     assert (PLAIN_VIEW.crop_scale, PLAIN_VIEW.flip) == ((0.08, 1.0), 0.5)
     assert (PLAIN_VIEW.jitter, PLAIN_VIEW.jitter_p) == ((0.4, 0.4, 0.4, 0.1), 0.8)
     assert (PLAIN_VIEW.gray_p, PLAIN_VIEW.blur_p, PLAIN_VIEW.solarize_p) == (0.2, 0, 0)
+
+
+def test_views_are_drawn_alike_in_any_size_and_of_the_size_that_is_asked_for():
+    images = _images(size=32)
+    recipes = [replace(PLAIN, crop_scale=(0.08, 1.0), flip=0.5), PLAIN]
+    large = augment(images, recipes, _generator())
+    small = augment(images, recipes, _generator(), 8)
+    for view, same in zip(large.images, small.images, strict=True):
+        assert same.shape == (16, 3, 8, 8)
+        means = (each.mean((2, 3)) for each in (view, same))
+        assert torch.allclose(*means, atol=0.02)  # the same cuts
+
+
+@pytest.mark.parametrize("size", [None, 32, 64])
+def test_small_images_are_never_made_larger(size: int | None):
+    images = _images(size=32)
+    (view,), (same,) = (
+        augment(images, [FULL], _generator(), asked).images for asked in (None, size)
+    )
+    assert torch.equal(view, same)
+    assert torch.equal(shrunk(images, size), images / 255)
+
+
+def test_a_shrunk_image_is_the_whole_image():
+    images = _images(size=32)
+    assert torch.equal(shrunk(images, 8), augment(images, [PLAIN], _generator(), 8).images[0])
+    assert shrunk(images, 8).shape == (16, 3, 8, 8)

@@ -77,10 +77,10 @@ def _boxes_and_flips() -> dict[str, Tensor]:
     return {"box": box, "flip": torch.arange(COUNT) % 3 == 0}
 
 
-def _cropped_one_by_one(sources: list, box: Tensor, flip: Tensor) -> list:
+def _cropped_one_by_one(sources: list, box: Tensor, flip: Tensor, size: int = SIZE) -> list:
     return [
         (F.horizontal_flip if mirrored else lambda x: x)(
-            F.resized_crop(source, *own, [SIZE, SIZE], InterpolationMode.BICUBIC, antialias=True)
+            F.resized_crop(source, *own, [size, size], InterpolationMode.BICUBIC, antialias=True)
         )
         for source, own, mirrored in zip(sources, box.tolist(), flip, strict=True)
     ]
@@ -101,6 +101,21 @@ def test_crop_resize_and_flip_are_those_of_pil(images: Tensor):
     expected = torch.stack([_from_pil(image) for image in expected])
 
     _close(transforms.apply(images, _parameters(**boxes)), expected, 2.01 / 255)
+
+
+# Smaller (a cut is averaged where it has more pixels), by an odd factor too, and larger.
+@pytest.mark.parametrize("size", [8, 13, 31, 40])
+def test_views_of_another_size_are_those_of_pil(images: Tensor, size: int):
+    boxes = _boxes_and_flips()
+    boxes["box"][0] = torch.tensor([0, 0, SIZE, SIZE])
+    boxes["box"][1] = torch.tensor([SIZE - 1, SIZE - 1, 1, 1])
+    expected = _cropped_one_by_one([_pil(image) for image in images], **boxes, size=size)
+    expected = torch.stack([_from_pil(image) for image in expected])
+
+    actual = transforms.apply(images, _parameters(**boxes), size)
+
+    assert actual.shape == (*images.shape[:2], size, size)
+    _close(actual, expected, 2.01 / 255)
 
 
 def _orders() -> Tensor:

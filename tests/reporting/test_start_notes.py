@@ -27,6 +27,12 @@ TIMM = ("model=timm", "model.timm=mobilenetv3_small_050", "model.weights=x.safet
             "network expects 224 x 224 pixels, and may lose more by fewer than training brings",
         ),
         (
+            ("data=cifar10", *TIMM, "data.augmentation.view_size=64"),
+            "images: 224 x 224 pixels (data.image_size), data.normalise=imagenet, as the "
+            "pretrained network expects; trained on views of 64 x 64 pixels "
+            "(data.augmentation.view_size)",
+        ),
+        (
             ("data=cifar10", *TIMM, "data.normalise=half"),
             "images: 224 x 224 pixels (data.image_size), data.normalise=half; the pretrained "
             "network expects data.normalise=imagenet",

@@ -92,3 +92,16 @@ def test_methods_of_this_package_are_built_but_not_tried(tiny, monkeypatch):
 
     monkeypatch.setattr(SimCLR, "loss", None)
     check_model(tiny("method=simclr"), 1)
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_a_network_of_one_image_size_is_refused_smaller_views(tiny, user_package, plugin):
+    own = ()
+    if plugin:
+        user_package({"methods/mine.py": METHOD.format("pass")})
+        own = ("plugins=[my_package]", "method=mine")
+    config = tiny(*own, "model=vit_tiny", "model.width=24", "model.depth=1", "data.image_size=16",
+                  "data.augmentation.view_size=8")  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^data\.augmentation\.view_size=8: the network takes"):
+        check_model(config, 1)
+    check_model(tiny(*own, "data.image_size=16", "data.augmentation.view_size=8"), 1)

@@ -68,8 +68,9 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
     saved: Any = read_config_file(file) if file.is_file() else {}
     lines = []
     for key in dict.fromkeys(line.partition("=")[0] for row in rows for line in row["choose"]):
-        section, _, option = key.partition(".")
-        value = part.get(option or "name") if isinstance(part := saved.get(section), dict) else None
+        value = saved
+        for name in key.split(".") if "." in key else (key, "name"):
+            value = value.get(name) if isinstance(value, dict) else None
         lines += [] if value is None else [override_text(key, value)]
     return lines
 
@@ -95,6 +96,7 @@ def _has_gpu(device: str) -> bool:
 def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     return (
         ("images_below" not in row or facts.get("images", math.inf) < row["images_below"])
+        and facts.get("images", 0) >= row.get("images_from", 0)
         and facts["clients"] >= row.get("clients_from", 0)
         and facts.get("tests", 0) >= row.get("tests_from", 0)
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)

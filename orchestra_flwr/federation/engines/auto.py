@@ -80,7 +80,7 @@ class AutoEngine(Engine):
             return "Ray is not installed"
         if usable_cpus() < 2 * training.threads:
             return "there is one core" + (" for each client" if training.threads > 1 else "")
-        size = self.config.data.image_size
+        size = self.config.data.view_size
         needed = math.ceil(MIN_EPOCHS * min(1, PIXELS / size) ** 2)
         if epochs < needed:
             return f"{epochs:.0f} local epochs in all are fewer than {needed}"

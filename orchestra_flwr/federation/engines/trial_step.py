@@ -14,7 +14,7 @@ from orchestra_flwr.training import build_learner, resolve_device, torch_threads
 # of 224 pixels take seconds then, and 64 small ones have the pace of a batch.
 IMAGES = (2, 2, 16, 64)
 ENOUGH = 0.5  # seconds of a step that tells the pace
-SHORT = 1e8  # pixels' height x width of all images in all epochs, which are trained in minutes
+SHORT = 1e8  # pixels of all views' height x width in all epochs, which are trained in minutes
 
 
 def train_a_batch(config: Config, population: Population, count: int) -> float:
@@ -50,7 +50,7 @@ def core_seconds(config: Config, population: Population) -> float | None:
         return None
     trained = sum(map(len, population.parts.values())) * federation.participation
     passes = trained * federation.rounds * config.training.local_epochs
-    if passes * config.data.image_size**2 < SHORT:
+    if passes * config.data.view_size**2 < SHORT:
         return None
     with torch_threads(config.training.threads), torch.random.fork_rng(devices=[]):
         for position, most in enumerate(IMAGES):
