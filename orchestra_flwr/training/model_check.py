@@ -89,9 +89,8 @@ def _check_view_size(learner: Learner, config: Config, channels: int) -> None:
                 backbone(views)
     except Exception as error:  # of networks of any library
         raise ConfigError(
-            f"data.augmentation.view_size={size}: the network takes images of "
-            f"data.image_size={config.data.image_size} alone ({describe(error)}); "
-            "data.augmentation.view_size=null trains on these"
+            f"data.augmentation.view_size={size}: the network takes no images of this size "
+            f"({describe(error)}); data.augmentation.view_size=null trains on whole ones"
         ) from error
 
 

@@ -46,7 +46,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     (line,) = (record.getMessage() for record in caplog.records)
     about = "12 images without labels, 10 clients (federation.clients), no GPU"
     assert line.startswith(f"preset=adapt: for {about}: ")
-    assert line.count("training all weights lost") == 1  # two rows say so
+    assert line.count("where all weights lost") == 1
     assert "federation.rounds=24" in line and "few images make few steps" in line
 
 
@@ -85,22 +85,17 @@ def test_class_folders_are_dealt_out_by_class(tmp_path):
     assert config_of(f"data.root={tmp_path / 'photos'}").partition.name == "dirichlet"
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "adaptation", "best_by"),
-    [(1000, 200, "full", "linear"), (1000, 199, "norms", "score"), (999, 200, "norms", "linear")],
-)
-def test_test_images_choose_the_round_and_allow_all_weights(
-    tmp_path, train, test, adaptation, best_by
-):
-    for part, count in (("train", train), ("test", test)):
+@pytest.mark.parametrize(("test", "best_by", "limit"), [(200, "linear", 1000), (199, "score", 500)])
+def test_test_images_choose_the_round(tmp_path, test, best_by, limit):
+    for part, count in (("train", 300), ("test", test)):
         for name in ("ant", "bee"):
             folder = tmp_path / "photos" / part / name
             folder.mkdir(parents=True)
             for number in range(count // 2 + (name == "bee") * (count % 2)):
                 (folder / f"{number}.jpg").touch()
     config = config_of(f"data.root={tmp_path / 'photos'}")
-    assert (config.adaptation.name, config.evaluation.best_by) == (adaptation, best_by)
-    assert config.evaluation.keep == "best"
+    assert (config.evaluation.best_by, config.evaluation.limit) == (best_by, limit)
+    assert (config.adaptation.name, config.evaluation.keep) == ("norms", "best")
 
 
 def test_many_clients_send_few_bits(photos):

@@ -102,6 +102,8 @@ def test_a_network_of_one_image_size_is_refused_smaller_views(tiny, user_package
         own = ("plugins=[my_package]", "method=mine")
     config = tiny(*own, "model=vit_tiny", "model.width=24", "model.depth=1", "data.image_size=16",
                   "data.augmentation.view_size=8")  # fmt: skip
-    with pytest.raises(ConfigError, match=r"^data\.augmentation\.view_size=8: the network takes"):
+    with pytest.raises(
+        ConfigError, match=r"^data\.augmentation\.view_size=8: the network takes no"
+    ):
         check_model(config, 1)
     check_model(tiny(*own, "data.image_size=16", "data.augmentation.view_size=8"), 1)

@@ -174,9 +174,18 @@ def _library() -> ModuleType:
 
 
 def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
-    """The model for images of this size and with so many channels, without a classifier."""
-    options |= creation_options(settings, channels)
-    model: nn.Module = _library().create_model(settings.timm, num_classes=0, **options)
+    """The model for images of this size and with so many channels, without a classifier.
+
+    A transformer whose position embeddings timm can resample takes smaller views as well.
+    """
+    options |= {"num_classes": 0, **creation_options(settings, channels)}
+    create = _library().create_model
+    model: nn.Module
+    try:
+        any_size = {"dynamic_img_size": True} if "img_size" in options else {}
+        model = create(settings.timm, **options, **any_size)
+    except TypeError:  # no transformer of this kind
+        model = create(settings.timm, **options)
     return model
 
 

@@ -47,6 +47,18 @@ def test_features_are_those_of_the_model_without_its_classifier(timm, name, chan
     torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_a_transformer_takes_smaller_views_and_sees_whole_images_as_timm_has_them(timm):
+    name = "vit_tiny_patch16_224"
+    backbone = build(name, 3, 48).eval()
+    images = torch.randn(2, 3, 48, 48)
+    fixed = timm.create_model(name, num_classes=0, img_size=48).eval()
+    fixed.load_state_dict(backbone.model.state_dict())
+    torch.testing.assert_close(backbone(images), fixed(images), atol=1e-5, rtol=1e-4)
+    assert backbone(images[..., :32, :32]).shape == (2, backbone.dim)
+    with pytest.raises(AssertionError, match="48"):
+        fixed(images[..., :32, :32])
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "ghostnet_050"])
 def test_the_same_seed_gives_the_same_bits_for_there_is_no_dropout(timm, name):
     """Dropout is a module, or a function that a network calls with a rate of its own."""
