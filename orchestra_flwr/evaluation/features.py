@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Precision
 from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.models.batch_norm import is_counter
+from orchestra_flwr.models.image_batches import image_batches
 from orchestra_flwr.models.precision import passes_in
 
 
@@ -31,7 +32,7 @@ def extract_features(
     Args:
         encoder: maps uint8 images (B, C, H, W) to features (B, dim).
         images: (N, C, H, W) uint8, on any device.
-        batch_size: images at once; the last batch may be smaller.
+        batch_size: most images at once.
         on_progress: called after each batch with how many images are done, and of how many.
 
     Returns:
@@ -45,9 +46,11 @@ def extract_features(
     device = device_of(encoder)
     batches: list[Tensor] = []
     with evaluation_mode(encoder), torch.inference_mode(), passes_in(precision, device.type):
-        for batch in torch.split(images, batch_size):
+        done = 0
+        for batch in image_batches(images, batch_size, device):
             batches.append(encoder(batch.to(device)).float())
-            on_progress(min(len(images), len(batches) * batch_size), len(images))
+            done += len(batch)
+            on_progress(done, len(images))
     # Outside of inference mode cat makes an ordinary tensor, which autograd may use.
     return torch.cat(batches)
 

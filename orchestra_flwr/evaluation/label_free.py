@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from orchestra_flwr.config import AugmentationConfig, Normalisation
 from orchestra_flwr.data import SIMCLR, Recipe, augment, shrunk
 from orchestra_flwr.evaluation.features import device_of, effective_rank, evaluation_mode
-from orchestra_flwr.models import Backbone, normalise
+from orchestra_flwr.models import Backbone, image_batches, normalise
 
 TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper
 UNIFORMITY_WEIGHT = 0.2  # of the uniformity in the score, as in figure 4
@@ -122,7 +122,7 @@ def _features(
     """(N, dim) of the images as they are, or as the recipe augments them."""
     device = device_of(backbone)
     parts = []
-    for batch in (each.to(device) for each in torch.split(images, batch_size)):
+    for batch in (each.to(device) for each in image_batches(images, batch_size, device)):
         if recipe is None:
             seen = shrunk(batch, view_size)
         else:

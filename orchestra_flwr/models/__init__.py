@@ -13,6 +13,7 @@ from orchestra_flwr.models.encoder import (
     save_encoder,
 )
 from orchestra_flwr.models.heads import build_head
+from orchestra_flwr.models.image_batches import image_batches
 from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ema_update",
     "encoder_at",
     "encoder_of",
+    "image_batches",
     "load_encoder",
     "normalise",
     "recalibrated",

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Normalisation
+from orchestra_flwr.models.image_batches import image_batches
 from orchestra_flwr.models.normalisation import normalise
 
 
@@ -21,5 +22,5 @@ def clean_features(
         (n, dim) float32.
     """
     backbone.eval()
-    batches = torch.split(images, batch_size)
+    batches = image_batches(images, batch_size, images.device)
     return torch.cat([backbone(normalise(batch.float() / 255, by)).float() for batch in batches])
