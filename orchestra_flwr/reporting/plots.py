@@ -35,7 +35,7 @@ COSTS = (  # title, key in the metrics, factor, colour
 )
 LABEL_FREE = (  # title, key in the scores and name; whether the axis begins at 0
     (("dimensions of the features", "effective_rank", "effective rank"), True),
-    (("alignment + 0.2 uniformity", "score", "score"), False),
+    (("score (align + 0.2 unif)", "score", "score"), False),
 )
 MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"

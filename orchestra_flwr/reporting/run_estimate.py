@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.console.text import counted, duration, size
+from orchestra_flwr.console.text import counted, duration
 
 SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
 TRIED = 300  # seconds below which the first round soon tells more than steps that are tried
@@ -109,7 +109,7 @@ class RunEstimate:
         if total < SHORTEST:
             return
         rounds, verb = counted(self._rounds, "round"), "takes" if self._rounds == 1 else "take"
-        memory = f" and {size(self._memory())} of memory" if self._memory else ""
+        memory = f" and {self._memory() / 1e9:.1f} GB of memory" if self._memory else ""
         advice = "; ".join(self._advice(total)) if total >= LONG else ""
         self._message(
             f"at this pace {rounds} {verb} about {duration(total)}{memory}"

@@ -110,7 +110,7 @@ def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]], y_title: str) -> Fig
             panel.scatter(
                 x, y, label=name, color=look["color"], marker=str(look["marker"]), s=36, alpha=0.85
             )
-        _finish(panel, title, "alignment + 0.2 uniformity, without labels", y_title)
+        _finish(panel, title, "score (align + 0.2 unif), without labels", y_title)
     _legend(figure)
     return figure
 
