@@ -37,8 +37,13 @@ def _has_large_images(config: Config) -> bool:
 
 
 def _fewer_pixels(config: Config) -> str:
-    size = config.data.view_size // 2
-    return f"data.augmentation.view_size={size} would take about a quarter"
+    # Small views of large images are for pretrained networks, of which not all weights are trained.
+    key = (
+        "image_size"
+        if config.data.view_size == config.data.image_size
+        else "augmentation.view_size"
+    )
+    return f"data.{key}={config.data.view_size // 2} would take about a quarter"
 
 
 class RunEstimate:

@@ -102,7 +102,7 @@ def test_what_would_take_less_is_said_of_long_runs_only(made, clock, said):
         estimate.round_ended(seconds)
     short, long = said
     assert short == "at this pace 100 rounds take about 28 min and 2.5 GB of memory"
-    assert long.endswith("of memory (data.augmentation.view_size=112 would take about a quarter)")
+    assert long.endswith("of memory (data.image_size=112 would take about a quarter)")
 
 
 def test_evaluations_that_take_most_of_the_time_are_named(made, said):

@@ -70,3 +70,8 @@ def test_it_is_said_for_so_many_clients_at_the_same_time(tiny):
     large = tiny("data.image_size=224")
     assert "data.image_size=112 would take" in first_estimate(large, 7200, 1)
     assert "image_size" not in first_estimate(large, 600, 1)
+    views = tiny("data.image_size=224", "data.augmentation.view_size=128")
+    assert "data.augmentation.view_size=64 would take" in first_estimate(views, 7200, 1)
+    assert "would take" not in first_estimate(
+        tiny("data.image_size=224", "data.augmentation.view_size=64"), 7200, 1
+    )
