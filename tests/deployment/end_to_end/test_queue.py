@@ -59,9 +59,9 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     again.wait_for("no run waits in")
     assert [run.state for run in RunQueue(folder).runs()][2:] == ["cancelled", "done"]
     assert (Path(folder) / "0004" / "run" / "encoder.safetensors").is_file()
-    for each in clients:
+    for name, each in zip("ab", clients, strict=True):
         assert "byol" in each.text
-        stored = machines.folder / "state" / each.text.split()[1].rstrip(":") / "encoder"
+        stored = machines.folder / "state" / name / "encoder"
         assert "byol" in (stored / "encoder.json").read_text()
     assert check_audit(folder / "0004" / "run")[0] > 3
     log = (folder / "0004" / "run" / "audit.jsonl").read_text().splitlines()
