@@ -32,7 +32,7 @@ class AugmentationConfig(Section):
 
     flip: bool = True
     crop_min: float | None = Field(None, gt=0, le=1)  # least area of a crop; None: the recipe's own
-    # Height and width of what larger images are augmented to; None: their own size.
+    # Height and width of the views of larger images; None: their own size.
     view_size: int | None = Field(None, ge=8, le=512)
 
 

@@ -1,6 +1,6 @@
 """Images: sources, their partition over clients, shifts, batches and augmentation."""
 
-from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, augment, shrunk
+from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
 from orchestra_flwr.data.images import (
@@ -47,7 +47,6 @@ __all__ = [
     "partition_by_name",
     "shift_images",
     "shrink_warning",
-    "shrunk",
     "survey",
     "try_partition",
 ]

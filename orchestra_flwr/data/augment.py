@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import AugmentationConfig
-from orchestra_flwr.data.transforms import Parameters, apply, crop_and_flip
+from orchestra_flwr.data.transforms import Parameters, apply
 
 CROP_RATIO = (3 / 4, 4 / 3)  # of width to height, as every published recipe has it
 CROP_TRIES = 10  # as torchvision: then the whole (square) image is taken
@@ -104,25 +104,6 @@ def augment(
         turn if recipe.rotate else None for recipe, turn in zip(recipes, turns, strict=True)
     ]
     return Views(tuple(views), tuple(rotations))
-
-
-def shrunk(images: Tensor, view_size: int | None) -> Tensor:
-    """Whole images, not augmented, no larger than views are.
-
-    Args:
-        images: uint8, (B, C, S, S).
-        view_size: as in :func:`augment`.
-
-    Returns:
-        float32 in [0, 1], (B, C, V, V).
-    """
-    count, size = len(images), images.shape[-1]
-    if view_size is None or view_size >= size:
-        return images / 255
-    whole = torch.tensor([[0, 0, size, size]], device=images.device).expand(count, 4)
-    return crop_and_flip(
-        images / 255, whole, torch.zeros_like(whole[:, 0], dtype=torch.bool), view_size
-    )
 
 
 def sample_parameters(

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from orchestra_flwr.config import AugmentationConfig, Normalisation
-from orchestra_flwr.data import SIMCLR, Recipe, augment, shrunk
+from orchestra_flwr.data import SIMCLR, Recipe, augment
 from orchestra_flwr.evaluation.features import device_of, effective_rank, evaluation_mode
 from orchestra_flwr.models import Backbone, image_batches, normalise
+from orchestra_flwr.square_image import resize
 
 TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper
 UNIFORMITY_WEIGHT = 0.2  # of the uniformity in the score, as in figure 4
@@ -94,14 +95,15 @@ def label_free_scores(
     Args:
         backbone: maps normalised images (B, C, H, W) to features (B, dim).
         images: (N, C, H, W) uint8, N >= 1.
-        augmentation: limits that the images set; all passes are of its `view_size`.
+        augmentation: limits that the images set; larger images are shrunk to its `view_size`.
         generator: draws the augmentations; on the backbone's device.
         by: how they are normalised, `data.normalise`.
     """
+    images = resize(images, min(images.shape[-1], augmentation.view_size or images.shape[-1]))
     with evaluation_mode(backbone), torch.inference_mode():
-        small, recipe = augmentation.view_size, SIMCLR.limited(augmentation)
-        plain = _features(backbone, images, None, generator, batch_size, by=by, view_size=small)
-        view = _features(backbone, images, recipe, generator, batch_size, by=by, view_size=small)
+        plain = _features(backbone, images, None, generator, batch_size, by=by)
+        recipe = SIMCLR.limited(augmentation)
+        view = _features(backbone, images, recipe, generator, batch_size, by=by)
         return LabelFreeScores(
             alignment=alignment(plain, view),
             uniformity=uniformity(plain),
@@ -117,15 +119,11 @@ def _features(
     batch_size: int,
     *,
     by: Normalisation,
-    view_size: int | None,
 ) -> Tensor:
     """(N, dim) of the images as they are, or as the recipe augments them."""
     device = device_of(backbone)
     parts = []
     for batch in (each.to(device) for each in image_batches(images, batch_size, device)):
-        if recipe is None:
-            seen = shrunk(batch, view_size)
-        else:
-            (seen,) = augment(batch, [recipe], generator, view_size).images
-        parts.append(backbone(normalise(seen, by)).float())
+        drawn = batch / 255 if recipe is None else augment(batch, [recipe], generator).images[0]
+        parts.append(backbone(normalise(drawn, by)).float())
     return torch.cat(parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import ColorJitter, GaussianBlur, RandomResizedCrop
 
 from orchestra_flwr.config import AugmentationConfig
-from orchestra_flwr.data import SIMCLR, Recipe, augment, shrunk
+from orchestra_flwr.data import SIMCLR, Recipe, augment
 from orchestra_flwr.data.augment import PLAIN as PLAIN_VIEW
 from orchestra_flwr.data.augment import sample_parameters
 from orchestra_flwr.data.transforms import Parameters
@@ -223,10 +223,3 @@ def test_small_images_are_never_made_larger(size: int | None):
         augment(images, [FULL], _generator(), asked).images for asked in (None, size)
     )
     assert torch.equal(view, same)
-    assert torch.equal(shrunk(images, size), images / 255)
-
-
-def test_a_shrunk_image_is_the_whole_image():
-    images = _images(size=32)
-    assert torch.equal(shrunk(images, 8), augment(images, [PLAIN], _generator(), 8).images[0])
-    assert shrunk(images, 8).shape == (16, 3, 8, 8)

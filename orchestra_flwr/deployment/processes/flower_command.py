@@ -65,9 +65,9 @@ class Flower:
     def register(self, clients: Sequence[tuple[str, Path]]) -> dict[str, str | None]:
         """Registers (name, public key file) pairs; what Flower has against each, None: nothing.
 
-        A key that the SuperLink has already counts as taken: an
-        earlier command may have been cut off after it had succeeded. Flower never takes a key a
-        second time, not even one that was unregistered: see :class:`Roster`.
+        A key that the SuperLink has already counts as taken: an earlier command may have been cut
+        off after it had succeeded. Flower never takes a key a second time, not even one that was
+        unregistered: see :class:`Roster`.
 
         Raises:
             FlowerError: no command was run to its end.

@@ -14,7 +14,7 @@ from orchestra_flwr.training import build_learner, resolve_device, torch_threads
 # of 224 pixels take seconds then, and 64 small ones have the pace of a batch.
 IMAGES = (2, 2, 16, 64)
 ENOUGH = 0.5  # seconds of a step that tells the pace
-SHORT = 1e8  # pixels of all views' height x width in all epochs, which are trained in minutes
+SHORT = 1e8  # pixels of all images' views in all epochs, which are trained in minutes
 
 
 def train_a_batch(config: Config, population: Population, count: int) -> float:
