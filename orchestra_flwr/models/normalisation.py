@@ -32,7 +32,9 @@ def normalise(images: Tensor, by: Normalisation) -> Tensor:
     """
     if by == "half":
         return (images * 2).sub_(1)
-    mean, deviation = _on(images.device, images.dtype, by)
+    # What is made while torch.export traces are no numbers: kept, they would break later calls.
+    statistics = _on.__wrapped__ if torch.compiler.is_compiling() else _on
+    mean, deviation = statistics(images.device, images.dtype, by)
     return (images - mean).div_(deviation)
 
 

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.export.portable import PortableEncoder
+from orchestra_flwr.export.programs import program_of
+from orchestra_flwr.models import Encoder, EncoderSpec, normalisation
 from orchestra_flwr.models.convolution import Convolution
 
 
@@ -23,3 +26,17 @@ def test_no_convolution_by_products_is_left_in_it_and_all_in_the_encoder(make_ru
     assert not any(isinstance(module, Convolution) for module in portable.modules())
     assert [type(module) for module in encoder.modules()] == before
     assert Convolution in before
+
+
+@pytest.mark.parametrize("by", ["imagenet", "none"])
+def test_an_encoder_that_is_exported_first_in_a_process_still_computes_numbers(by):
+    spec = EncoderSpec(
+        model=ModelConfig(name="convnet", width=8), channels=3, image_size=16, normalise=by
+    )
+    portable = PortableEncoder(Encoder(spec), any_size=False)
+    normalisation._on.cache_clear()
+    program = program_of(portable)
+    images = portable.example(3)
+    expected = portable(images)
+    assert type(expected) is torch.Tensor
+    torch.testing.assert_close(program.module()(images), expected)
