@@ -2,11 +2,13 @@
 
     python benchmarks/backbones.py
     python benchmarks/backbones.py adapt
+    python benchmarks/backbones.py features
 
 method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread; with `adapt` networks
-of timm and what of them is trained, batches of 8 images of 224 x 224 pixels. Each model has a
-process of its own. Time is that of the processor, so other work on the machine hardly changes it.
-Memory is the peak of the process (VmHWM) over what it was when images and model were there.
+of timm and what of them is trained, batches of 8 images of 224 x 224 pixels; with `features`
+passes without gradients, 256 such images at once or as many as `image_batches` takes. Each model
+has a process of its own. Time is that of the processor, so other work on the machine hardly changes
+it. Memory is the peak of the process (VmHWM) over what it was when images and model were there.
 """
 
 import multiprocessing
@@ -21,6 +23,7 @@ from common import table, write
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.methods import Role
+from orchestra_flwr.models import image_batches
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
@@ -36,6 +39,7 @@ LARGE = (
 NETWORKS = (
     "resnet18", "mobilenetv3_large_100", "vit_small_patch16_224", "vit_small_patch14_dinov2",
 )  # fmt: skip
+EVALUATED = ("tf_efficientnet_lite0", "resnet18", "vit_small_patch16_224")
 MODELS = (
     ("model=resnet18",),
     ("model=resnet18", "model.width=32"),
@@ -96,6 +100,27 @@ def measure_adaptation(network: str, adaptation: str) -> dict[str, float]:
     }
 
 
+def measure_features(network: str, at_once: bool) -> dict[str, float]:
+    """256 images pass a network without gradients, in this process, which has done nothing else."""
+    torch.set_num_threads(1)
+    config = load_config([*LARGE, f"model.timm={network}"])
+    backbone = build_learner(config, 3).method.backbone.eval()
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(256, 3, 224, 224, generator=draw)
+    device = torch.device("cpu")
+    batches = (images,) if at_once else image_batches(images, len(images), device)
+    with torch.no_grad():
+        backbone(images[:2])  # libraries choose kernels
+        before, started = status("VmRSS"), time.process_time()
+        for batch in batches:
+            backbone(batch)
+    return {
+        "at_once": len(batches[0]),
+        "cpu_ms_per_image": 1000 * (time.process_time() - started) / len(images),
+        "memory_mib": (status("VmHWM") - before) / MIB,
+    }
+
+
 def in_own_process(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
     """A result of a process that has done nothing else."""
     with multiprocessing.get_context("fork").Pool(1) as process:
@@ -124,6 +149,30 @@ def main_adapt() -> None:
     )
 
 
+def main_features() -> None:
+    """Networks of timm that describe images of 224 x 224 pixels."""
+    results = {
+        f"{network}, {'256' if at_once else 'few'} at once": in_own_process(
+            measure_features, network, at_once
+        )
+        for network in EVALUATED
+        for at_once in (True, False)
+    }
+    write("features", {"networks": results})
+    table(
+        ("network", "images at once", "CPU time of an image", "memory"),
+        [
+            (
+                name.partition(",")[0],
+                of["at_once"],
+                f"{of['cpu_ms_per_image']:.0f} ms",
+                f"{of['memory_mib']:.0f} MiB",
+            )
+            for name, of in results.items()
+        ],
+    )
+
+
 def main() -> None:
     results = {" ".join(model): in_own_process(measure, model) for model in MODELS}
     write("backbones", {"models": results, "steps": STEPS})
@@ -144,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main_adapt() if "adapt" in sys.argv[1:] else main()
+    {"adapt": main_adapt, "features": main_features}.get("".join(sys.argv[1:]), main)()
