@@ -21,7 +21,7 @@ def long(tiny):
     ("pace", "counts"), [(0.001, [2, 2, 16, 64]), (0.05, [2, 2, 16]), (2, [2, 2])]
 )
 def test_it_is_the_time_of_an_image_times_those_of_all_rounds(long, monkeypatch, pace, counts):
-    """Quick ones are tried with more images, and the first step counts for nothing."""
+    """Quick ones are tried with more images, and the slow first step counts for nothing."""
     config = long("training.local_epochs=3", "federation.participation=0.5")
     tried = []
 
@@ -32,7 +32,21 @@ def test_it_is_the_time_of_an_image_times_those_of_all_rounds(long, monkeypatch,
     monkeypatch.setattr(trial_step, "train_a_batch", step)
     found = core_seconds(config, load_population(config))
     assert found == pytest.approx(pace * 60 * 20000 * 3)  # half of 120 images in each epoch
-    assert tried == counts
+    assert tried == [count for count in counts for _ in range(2)]
+
+
+def test_what_is_done_once_an_image_counts_once(long, monkeypatch):
+    """A teacher's features of an image: .5 s, where a pass of the student takes .01."""
+    config, described = long(), set()
+
+    def step(config, population, count):
+        once = 0 if count in described else 0.5 * count
+        described.add(count)
+        return 0.01 * count + once
+
+    monkeypatch.setattr(trial_step, "train_a_batch", step)
+    found = core_seconds(config, load_population(config))
+    assert found == pytest.approx(0.01 * 120 * 20000 + 0.5 * 120)
 
 
 @pytest.mark.slow
