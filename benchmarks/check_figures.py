@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import yaml
@@ -28,6 +28,7 @@ from orchestra_flwr.reporting import RunFolder
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAIR = "knn / linear"
+DEVIATION = "sd "
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*|-?\.\d+")
 AS_THEY_ARE = ("score", "effective_rank", "lidar")  # all other scores are fractions, printed in %
 COUNTS: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -87,9 +88,10 @@ def _claims(
             if printed := rows[round_][column - 1]:
                 label = f"round {round_}, column {column}"
                 yield label, printed, runs.after_round(names, int(round_))
+    measure = entry.get("measure", PAIR)
     for label, of_columns in entry.get("grid", {}).items():
         for number, names in enumerate(of_columns):
-            yield f"{label}, column {number + 1}", rows[label][number], runs.values(names, PAIR)
+            yield f"{label}, column {number + 1}", rows[label][number], runs.values(names, measure)
     for label, names in entry.get("rows", {}).items():
         # Columns before the figures are words, such as what the images were.
         printed = rows[label][entry.get("skip", 0) :]
@@ -104,9 +106,13 @@ class _Runs:
         self.folder = folder
 
     def values(self, names: Sequence[str], measure: str) -> list[float]:
-        """Means over the runs of one or several keys of the summary."""
+        """Means over the runs of one or several keys of the summary; of `sd KEY` the deviation."""
         summaries = [read_json(self.folder / name / "summary.json") for name in names]
-        return [mean(_value(s, key.strip()) for s in summaries) for key in measure.split("/")]
+        values = []
+        for key in map(str.strip, measure.split("/")):
+            across = stdev if key.startswith(DEVIATION) else mean
+            values.append(across(_value(s, key.removeprefix(DEVIATION)) for s in summaries))
+        return values
 
     def after_round(self, names: Sequence[str], round_: int) -> list[float]:
         """kNN and probe of the saved backbone after a round, of the first run that has it."""

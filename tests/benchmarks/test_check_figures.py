@@ -26,7 +26,7 @@ def copied(check_figures, tmp_path):
 
 def test_every_figure_is_that_of_its_records(check_figures):
     cells = check_figures.cells()
-    assert len(cells) > 250
+    assert len(cells) > 340
     assert [cell for cell in cells if not cell.is_right] == []
 
 
