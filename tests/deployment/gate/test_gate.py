@@ -883,6 +883,16 @@ def test_a_head_is_bounded(client, superlink):
     assert len(superlink.requests) == before
 
 
+@pytest.mark.parametrize("trailer", [b"x: ", b"x: y\r\n"])
+def test_what_comes_behind_the_chunks_of_a_request_is_bounded(trailer, client):
+    """A request in chunks may have headers at its end, of whatever length."""
+    with contextlib.closing(client.socket()) as made, pytest.raises(OSError):
+        made.sendall(b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        for _ in range(1000):
+            made.sendall(trailer * 3000)
+            time.sleep(0.001)
+
+
 def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypatch):
     monkeypatch.setattr(admission, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(admission, "MAX_OF_A_PEER", 2)
