@@ -64,7 +64,9 @@ def clock_difference(ahead: float, server: str) -> str:
 def _get(server: str, ca: Path | None) -> tuple[int, bytes]:
     """The status of the answer, and as much of it as is read, in any encoding, and in time."""
     url = f"{'http' if ca is None else 'https'}://{server}/health"
-    trusted = True if ca is None else ssl.create_default_context(cafile=str(ca))
+    trusted: ssl.SSLContext | bool = True
+    if ca is not None:
+        trusted = ssl.create_default_context(cafile=str(ca))
     until, body = time.monotonic() + TIMEOUT, b""
     # trust_env: no proxy of the environment comes between, as none does for Flower's programs.
     with httpx.stream("GET", url, timeout=TIMEOUT, verify=trusted, trust_env=False) as answer:
