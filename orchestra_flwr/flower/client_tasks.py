@@ -131,10 +131,10 @@ class Task:
         try:
             push_message(self._client, Message(answer, reply_to=self._message), self._context)
             push_task_output(self._client, None, status, "")
-        except (httpx.HTTPError, ValueError) as error:
+        except Exception as error:  # of whatever kind, as where a clock is set meanwhile
             raise TaskError(
-                "the server does not take the answer: its run no longer waits for it, or this "
-                "client's key was revoked"
+                "the server does not take the answer: its run no longer waits for it, this "
+                f"client's key was revoked, or it took too long here ({type(error).__name__})"
             ) from error
 
 

@@ -3,11 +3,13 @@
 import threading
 from types import SimpleNamespace
 
+import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from orchestra_flwr.flower.client_tasks import RETRY_SECONDS, pull_task_input
+from orchestra_flwr.flower import client_tasks
+from orchestra_flwr.flower.client_tasks import RETRY_SECONDS, Task, TaskError, pull_task_input
 
 
 def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
@@ -37,3 +39,17 @@ def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
     assert pulled["config"]["round"] == 3
     assert len(waits) == len(objects)
     assert all(0 < wait <= 1.2 * RETRY_SECONDS for wait in waits)
+
+
+def test_an_answer_that_is_handed_over_too_late_does_not_end_the_client(monkeypatch):
+    """Flower gives it three minutes by the wall clock: a board sets its own while it trains."""
+
+    def refused(*_):
+        raise inflatable_utils.ObjectPushError("ab", 1, "session")
+
+    monkeypatch.setattr(client_tasks, "push_message", refused)
+    monkeypatch.setattr(client_tasks, "Message", lambda answer, reply_to: None)
+    task = object.__new__(Task)
+    task._client = task._message = task._context = None
+    with pytest.raises(TaskError, match=r"it took too long here \(ObjectPushError\)"):
+        task.reply(RecordDict())

@@ -26,7 +26,7 @@ from orchestra_flwr.deployment.keys.peers import Signatures
 from orchestra_flwr.federation.client.answers import evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
-from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.failures import MAX_ERROR_TEXT, Failure
 from orchestra_flwr.federation.messages.fields import (
     CONFIG,
     ENCODER,
@@ -131,9 +131,9 @@ class ClientWorker:
                 self._report(self._sums.promise)
         except (RefusalError, ConfigError, PluginError) as refusal:
             greeting["refusal"] = failure_of(refusal).word
-            if str(refusal) != self.problem:  # the server asks again and again
-                self._report(f"cannot take part: {refusal}")
-            self.problem = str(refusal)
+            if (problem := _cut(str(refusal))) != self.problem:  # the server asks again and again
+                self._report(f"cannot take part: {problem}")
+            self.problem = problem
         return RecordDict({CONFIG: ConfigRecord(greeting)})
 
     def train(self, content: RecordDict) -> RecordDict:
@@ -302,4 +302,10 @@ def _place(round_: int) -> str:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, RefusalError | SumRefusedError) else describe(error)
+    known = isinstance(error, RefusalError | SumRefusedError)
+    return _cut(str(error) if known else describe(error))
+
+
+def _cut(text: str) -> str:
+    """A text that may hold a server's; it is shown, and written to a file every few seconds."""
+    return text if len(text) <= MAX_ERROR_TEXT else f"{text[:MAX_ERROR_TEXT]}..."

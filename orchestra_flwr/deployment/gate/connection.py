@@ -99,6 +99,10 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             raise ValueError("the target is no path")
         super().on_headers_complete()
+        # Headers may follow the chunks, without end: the answer to such a request, which says no
+        # length, ends the connection. No client of Flower sends one.
+        if any(name == b"transfer-encoding" for name, _ in self.headers):
+            self.cycle.keep_alive = False
         self._in_body, self._head_bytes, self._hurried = True, 0, False
         self._limit(EXCHANGE_SECONDS, "did not end a request and take its response")
 

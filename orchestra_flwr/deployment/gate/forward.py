@@ -330,9 +330,10 @@ class Forwarder:
         """Whether nobody listed the key.
 
         The SuperLink reads all of a request before it looks at its key, and it still accepts one
-        that was revoked. A client with such a key may sign off, so that nobody waits for it.
+        that was revoked. A client that it has met, and whose key was revoked, may sign off, so that
+        nobody waits for it.
         """
-        if self._names is None or call.path == DEACTIVATE:
+        if self._names is None or (call.path == DEACTIVATE and call.key in self._arrived):
             return False
         return call.key not in self._names()
 

@@ -1,5 +1,6 @@
 """Whether and how a client can reach its server, in words that say what to do."""
 
+import json
 import ssl
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.key_files import COMMAND
 
 TIMEOUT = 10.0
+MAX_ANSWER = 4096  # bytes that are read of it: what a server says has some hundred
 # A client signs by the server's time. Beyond this its messages would seem to have expired: they
 # are valid for as long as a round may take, by the clocks of both sides.
 MAX_CLOCK_DIFFERENCE = 3600.0
@@ -30,16 +32,17 @@ def check_server(server: str, ca: Path | None) -> float:
             TLS, another version of this software, or a clock that is wrong.
     """
     try:
-        answer = _get(server, ca)
+        status, answer = _get(server, ca)
     except httpx.HTTPError as error:
         raise UnreachableError(_explain(error, server, ca)) from None
     except httpx.InvalidURL as error:
         raise UnreachableError(f"{server} is no address: {error}") from None
-    if answer.status_code >= 500:
+    if status >= 500:
         raise UnreachableError(f"{server} is starting or stopping")
     try:
-        version, server_time = answer.json()["version"], float(answer.json()["time"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+        about = json.loads(answer)
+        version, server_time = about["version"], float(about["time"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UnreachableError(f"{server} answers, but is no server of orchestra_flwr") from None
     if version != __version__:
         raise UnreachableError(
@@ -58,12 +61,20 @@ def clock_difference(ahead: float, server: str) -> str:
     return f"this machine's clock is {abs(ahead):.0f} s {way} that of {server}"
 
 
-def _get(server: str, ca: Path | None) -> httpx.Response:
+def _get(server: str, ca: Path | None) -> tuple[int, bytes]:
+    """The status of the answer, and as much of it as is read, in any encoding, and in time."""
+    url = f"{'http' if ca is None else 'https'}://{server}/health"
+    trusted: ssl.SSLContext | bool = True
+    if ca is not None:
+        trusted = ssl.create_default_context(cafile=str(ca))
+    until, body = time.monotonic() + TIMEOUT, b""
     # trust_env: no proxy of the environment comes between, as none does for Flower's programs.
-    if ca is None:
-        return httpx.get(f"http://{server}/health", timeout=TIMEOUT, trust_env=False)
-    trusted = ssl.create_default_context(cafile=str(ca))
-    return httpx.get(f"https://{server}/health", timeout=TIMEOUT, verify=trusted, trust_env=False)
+    with httpx.stream("GET", url, timeout=TIMEOUT, verify=trusted, trust_env=False) as answer:
+        for part in answer.iter_raw():
+            body += part
+            if len(body) > MAX_ANSWER or time.monotonic() > until:
+                break
+    return answer.status_code, body
 
 
 def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:

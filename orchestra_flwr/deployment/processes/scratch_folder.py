@@ -6,17 +6,14 @@ import shutil
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from orchestra_flwr.config import ConfigError
 
 PREFIX = "orchestra-"
-LOCK = "lock"
-YOUNG = 60.0  # seconds in which a new folder certainly gets its lock
+MARK = ".scratch"  # a file in each: users have folders of their own whose names begin so
 MAX_PATH = 107 if sys.platform == "linux" else 103  # bytes that a socket's path may have
 
 
@@ -26,18 +23,25 @@ def scratch_folder() -> Iterator[Path]:
 
     Its path is short, because sockets lie in it, and says nothing about this machine. The folder
     goes with the block. The system lets go of its lock however a process ends, so that folders of
-    processes that were killed are found, and removed here first.
+    processes that were killed are found, and removed here first. The lock is on the folder itself,
+    since then systemd-tmpfiles, which removes what nobody touched for days, leaves it alone.
 
     Raises:
         OSError: it cannot be made.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    folder, lock = _locked_folder()
+    for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
+        with suppress(OSError):  # another process may remove it, too
+            _remove_if_abandoned(mark.parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = os.open(folder, os.O_RDONLY)
     try:
+        with suppress(OSError):  # a file system without locks, on which nothing is removed either
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / MARK).touch()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
+        os.close(lock)
 
 
 def check_room_for(socket: str) -> None:
@@ -64,32 +68,14 @@ def flower_folders(scratch: Path) -> dict[str, str]:
     return {"FLWR_HOME": str(scratch / "flwr"), "TMPDIR": str(scratch)}
 
 
-def _locked_folder() -> tuple[Path, IO[bytes]]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = (folder / LOCK).open("wb")
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / LOCK).exists():  # a process that starts now has not removed it
-                return folder, lock
-        lock.close()
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another process may remove it, too
-            _remove_if_abandoned(folder)
-
-
 def _remove_if_abandoned(folder: Path) -> None:
-    """Removes a folder of this user's; an OSError where its lock is held, or it is gone."""
+    """Removes a folder of this user's; an OSError where it is locked, or gone."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return
-    if not (folder / LOCK).exists():
-        if time.time() - status.st_mtime > YOUNG:
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    with (folder / LOCK).open("rb") as lock:  # held until the folder is gone
+    lock = os.open(folder, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -108,7 +108,7 @@ class Supernode:
         while not self._stopping.is_set():
             try:
                 problem = self._connect()
-            except OSError as error:
+            except Exception as error:  # of whatever kind: without this thread the client is deaf
                 problem = f"Flower's SuperNode cannot be run: {error}"
             if self._connected:
                 wait = FIRST_WAIT

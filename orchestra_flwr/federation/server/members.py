@@ -1,5 +1,6 @@
 """Who takes part: the clients that can be asked, and the nodes on which they run."""
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sized
@@ -22,6 +23,7 @@ NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
 GREETED_AT_ONCE = 100  # fresh greetings: a SuperLink looks at each message for whoever asks for one
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
+NEWCOMERS_SECONDS = 300.0  # at most for all: two that come and go by turns would hold up a run
 GREETED_AGAIN_SECONDS = 60.0  # after which a greeting that nobody answered may have been lost
 MAX_NAME = 64  # characters of a real client's
 # Until a client that refused is asked again; doubled each time.
@@ -155,13 +157,15 @@ class ConnectedMembers(Members):
 
     def connected(self) -> Mapping[str, int]:
         """As :meth:`Members.connected`; waits for as long as it takes."""
-        announced = False
+        announced, enough_since = False, math.inf
         while True:
             self.present()
             fresh = self.some_are_new
             free = {name: node for name, node in self._nodes.items() if name not in self.late}
-            if len(self._nodes) >= self.min_clients and not fresh and (free or not self._nodes):
-                return free
+            if len(self._nodes) >= self.min_clients and (free or not self._nodes):
+                enough_since = min(enough_since, time.monotonic())
+                if not fresh or time.monotonic() - enough_since > NEWCOMERS_SECONDS:
+                    return free
             if not announced and not fresh:
                 announced = True
                 self.show(f"waiting for clients: {len(self._nodes)} of {self.min_clients} are here")

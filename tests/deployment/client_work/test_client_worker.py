@@ -53,6 +53,18 @@ def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
     assert line == f"cannot take part: {one.problem}" and says in line
 
 
+@pytest.mark.parametrize("kind", ["greet", "train"])
+def test_what_a_server_says_does_not_fill_the_terminal(
+    kind, worker, server, said, ask, greeting, task
+):
+    """Nor the file `problem`, which is written anew every few seconds."""
+    much = {"config": f'{{"{"x" * 10**6}": 1}}', "version": "9" * 10**6}
+    one, made = worker(), {"greet": greeting, "train": task}[kind]
+    ask(one, kind, made(server, **much))
+    (line,) = said
+    assert len(one.problem) < len(line) < 1100
+
+
 def test_a_client_whose_key_has_another_name_at_the_server_says_that_it_is_refused(
     worker, server, said, ask, greeting
 ):

@@ -598,19 +598,31 @@ def test_a_client_of_an_earlier_start_is_no_alarm(
 
 
 @pytest.mark.parametrize("path", fleet_methods.METHODS)
-def test_an_unlisted_key_reaches_nothing_of_the_superlink_but_may_sign_off(
-    path, tls_client, superlink, test
-):
+def test_an_unlisted_key_reaches_nothing_of_the_superlink(path, tls_client, superlink, test):
     """The SuperLink still knows a key that was revoked."""
     status, body = tls_client.post(path, b"x", **key_header(KEY), flwr_test=test)
-    if path.endswith("/deactivate-node"):
-        assert (status, len(superlink.seen(test))) == (200, 1)
-        return
     arriving = path.endswith(("/activate-node", "/register-node"))
     code = {"code": 2004} if arriving else {}  # a SuperNode prints it
     assert json.loads(body) == {**code, "detail": "This key is not registered."}
     assert (status, superlink.seen(test)) == (412 if arriving else 401, [])
     assert tls_client.line() == f"key {FINGERPRINT} is not registered here"
+
+
+def test_a_client_that_was_let_in_may_sign_off_when_its_key_is_revoked(
+    open_gate, superlink, certificates, test
+):
+    names = {KEY: "revoked"}
+    tls = {"ssl_certfile": certificates.certificate, "ssl_keyfile": certificates.key}
+    with (
+        serving(superlink, **tls) as link,
+        open_gate(link, tls=certificates, names=lambda: names) as gate,
+    ):
+        client = Client(gate, [], certificates.ca)
+        assert client.post("/v1/fleet/activate-node", **key_header(KEY))[0] == 200
+        names.clear()
+        assert client.post(PULL, **key_header(KEY), flwr_test=test)[0] == 401
+        assert client.post(fleet_methods.DEACTIVATE, **key_header(KEY), flwr_test=test)[0] == 200
+    assert len(superlink.seen(test)) == 1
 
 
 def test_no_key_and_what_is_none(tls_client, superlink, test):
@@ -881,6 +893,16 @@ def test_a_head_is_bounded(client, superlink):
             time.sleep(0.001)
     assert "sent a head of more than 65536 bytes" in client.line()
     assert len(superlink.requests) == before
+
+
+@pytest.mark.parametrize("trailer", [b"x: ", b"x: y\r\n"])
+def test_what_comes_behind_the_chunks_of_a_request_is_bounded(trailer, client):
+    """A request in chunks may have headers at its end, of whatever length."""
+    with contextlib.closing(client.socket()) as made, pytest.raises(OSError):
+        made.sendall(b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        for _ in range(1000):
+            made.sendall(trailer * 3000)
+            time.sleep(0.001)
 
 
 def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypatch):

@@ -1,6 +1,7 @@
 """What a client says of a server that it cannot use: the cause, and what to do."""
 
 import http.server
+import itertools
 import json
 import ssl
 import threading
@@ -18,6 +19,7 @@ from orchestra_flwr.deployment.keys.certificates import (
     parse_host,
     private_pem,
 )
+from orchestra_flwr.deployment.processes import reachability
 from orchestra_flwr.deployment.processes.reachability import UnreachableError, check_server
 
 
@@ -31,7 +33,7 @@ def answering(tmp_path):
     """Starts a server with TLS; returns its address and the CA's file."""
     started = []
 
-    def start(*, host="127.0.0.1", begins=timedelta(0), ahead=0.0):
+    def start(*, host="127.0.0.1", begins=timedelta(0), ahead=0.0, body=None):
         now = datetime.now(UTC)
         authority = new_authority(now - timedelta(days=99))
         key = ec.generate_private_key(ec.SECP256R1())
@@ -44,11 +46,11 @@ def answering(tmp_path):
 
         class Answer(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
-                body = json.dumps({"version": __version__, "time": time.time() + ahead}).encode()
+                about = json.dumps({"version": __version__, "time": time.time() + ahead}).encode()
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                for part in [about] if body is None else body():
+                    self.wfile.write(part)
 
             def log_message(self, *_):
                 """Nothing."""
@@ -93,3 +95,25 @@ def test_a_clock_that_is_hours_off_is_said_where_it_can_be_set(answering, ahead,
 def test_a_difference_of_minutes_is_measured(answering, ahead):
     """The client signs by the server's time then."""
     assert check_server(*answering(ahead=ahead)) == pytest.approx(-ahead, abs=5)
+
+
+def endless():
+    return itertools.repeat(b" " * 1000)
+
+
+def slow():
+    return (time.sleep(0.2) or b" " for _ in range(1000))
+
+
+def nested():
+    return [b'{"version": ' + b"[" * 4000]
+
+
+@pytest.mark.parametrize("body", [endless, slow, nested])
+def test_an_answer_that_does_not_end_is_read_no_further(answering, body, monkeypatch):
+    """A hostile server shall not fill the memory, nor end or hold up who asks again and again."""
+    monkeypatch.setattr(reachability, "TIMEOUT", 1.0)
+    began = time.monotonic()
+    with pytest.raises(UnreachableError, match="answers, but is no server of orchestra_flwr"):
+        check_server(*answering(body=body))
+    assert time.monotonic() - began < 10

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -12,6 +14,7 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.processes.scratch_folder import (
+    MARK,
     check_room_for,
     flower_folders,
     scratch_folder,
@@ -64,16 +67,39 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(holder, tempora
 
 
 def test_what_is_not_ours_stays(temporary):
-    for name in ("other", "orchestra-young"):
+    """A checkout may be called orchestra-flwr, and lie there for years."""
+    names = ["orchestra-file", "orchestra-flwr", "orchestra-link", "other"]
+    for name in ("other", "orchestra-flwr"):
         (temporary / name).mkdir()
+        (temporary / name / "lock").touch()
+        os.utime(temporary / name, (time.time() - 3600,) * 2)
+    (temporary / "other" / MARK).touch()
     (temporary / "orchestra-file").touch()
     (temporary / "orchestra-link").symlink_to(temporary / "other")
-    (temporary / "orchestra-old").mkdir()
-    os.utime(temporary / "orchestra-old", (time.time() - 3600,) * 2)
     with scratch_folder():
         pass
-    left = sorted(path.name for path in temporary.iterdir())
-    assert left == ["orchestra-file", "orchestra-link", "orchestra-young", "other"]
+    assert sorted(path.name for path in temporary.iterdir()) == names
+    assert all((temporary / name / "lock").exists() for name in ("other", "orchestra-flwr"))
+
+
+def test_the_folder_itself_is_locked_which_keeps_systemd_from_cleaning_it():
+    with scratch_folder() as folder:
+        other = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
+
+
+def test_without_locks_a_folder_is_made_and_none_removed(holder, temporary, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    process, left = holder
+    process.kill()
+    process.wait()
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with scratch_folder() as folder:
+        assert {*temporary.iterdir()} == {folder, left}
 
 
 def test_two_at_a_time_do_not_disturb_each_other():

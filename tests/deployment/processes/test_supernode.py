@@ -92,6 +92,28 @@ def test_one_that_stays_but_does_nothing_is_started_again(said):
     assert said[:3] == [connected, f"{why}; trying again", connected]
 
 
+def test_whatever_goes_wrong_is_said_and_tried_again(tmp_path, monkeypatch):
+    """As on a machine that has no thread left; the client would be deaf for good in silence."""
+    tries, said = [], []
+
+    def fails(server, ca):
+        tries.append(server)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(supernode, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(supernode, "check_server", fails)
+    made = Supernode(
+        "fl.example.org:8443", None, tmp_path, tmp_path, problem=lambda: None, report=said.append
+    )
+    made.start()
+    deadline = time.monotonic() + 30
+    while len(tries) < 3:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+    made.stop()
+    assert said == ["Flower's SuperNode cannot be run: can't start new thread; trying again"]
+
+
 @pytest.mark.parametrize("program", [AWAY])
 def test_a_server_that_is_away_is_said_once_each_time(said):
     """A client whose server had gone for good waited in silence; one failure alone is none."""

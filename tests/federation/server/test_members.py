@@ -267,6 +267,22 @@ def test_a_greeting_that_was_lost_is_sent_again_and_holds_up_nobody(network, mem
     assert here.present() == {"a": 7, "b": 8}
 
 
+def test_two_that_come_and_go_by_turns_hold_up_nobody_for_long(network, members, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+
+    def turn():
+        nonlocal now
+        now += 10  # one of them has always just come
+        network.nodes.pop(8 if 8 in network.nodes else 9)
+        network.nodes[9 if now % 20 else 8] = ""
+
+    network.join(7, "a")
+    network.nodes[8] = ""
+    assert members(script=[turn] * 100).connected() == {"a": 7}
+    assert 250 < now < 350
+
+
 def test_a_crowd_is_greeted_in_turns(network, members, monkeypatch):
     """A round waits for all of it; who does not answer holds up the others for seconds."""
     monkeypatch.setattr("orchestra_flwr.federation.server.members.GREETED_AT_ONCE", 2)
