@@ -84,7 +84,7 @@ def serve(
         try:
             shown = (progress, status)
             return _follow(channel, app, station, shown, audit=audit, cancelled=cancelled)
-        except (RunCancelledError, FederationError):
+        except Exception:  # of whatever kind: a queue's server goes on with the next run
             app.stop()
             if queued:  # clients then do not train for it any more
                 with suppress(FlowerError):

@@ -77,7 +77,7 @@ class ClientStateFolder:
             if when != before and not first <= when <= (round_, stage):
                 self._path(when).unlink()
         for other in self._others.iterdir():
-            if other != self._folder:
+            if other != self._folder and other.is_dir():  # a system may put files of its own there
                 shutil.rmtree(other)
 
     def _saved(self) -> list[tuple[int, int]]:

@@ -58,10 +58,11 @@ def test_what_a_run_went_back_behind_goes_with_the_next_state(tmp_path):
 
 def test_another_run_starts_without(tmp_path):
     ClientStateFolder(tmp_path, "old").save(3, own(3))
+    (tmp_path / ".DS_Store").touch()  # a file manager's
     new = ClientStateFolder(tmp_path, "new")
     assert new.before(9) is None
     new.save(1, own(1))
-    assert [p.name for p in tmp_path.iterdir()] == ["new"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".DS_Store", "new"]
 
 
 def test_a_damaged_file_is_told_by_name(tmp_path):
