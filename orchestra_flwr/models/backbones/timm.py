@@ -125,7 +125,9 @@ class Timm(Backbone):
         except Exception as error:  # of the network, the hub's library, or what is in the file
             hint = "is it of this model?" if file else "without a network, name a file"
             raise self._not_loaded(f"{hint} ({_one_line(error)})") from error
-        missing = [n for n, value in trained.items() if _is_random(value, random[n])]
+        # Buffers may hold fixed tables, which are equal in both.
+        names = (name for name, _ in self.model.named_parameters())
+        missing = [name for name in names if _is_random(trained[name], random[name])]
         if missing:  # timm leaves what it finds nothing for as it was
             raise self._not_loaded(f"is it of this model? It has no {missing[0]}")
         self.model.load_state_dict(trained)

@@ -190,6 +190,19 @@ def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_tables_that_a_network_always_has_are_no_missing_weights(timm, tmp_path):
+    """Those of EfficientFormer's attention are in its state, and the same in every file."""
+    file, name = tmp_path / "weights.safetensors", "efficientformer_l1"
+    torch.manual_seed(9)
+    trained = timm.create_model(name).state_dict()
+    save_file(trained, file)
+    model = {"name": "timm", "timm": name, "weights": str(file), "image_size": 224}
+    backbone = build_backbone(ModelConfig.model_validate(model), 3)
+    backbone.load_weights()
+    for tensor, value in backbone.state_dict().items():
+        assert torch.equal(value, trained[tensor.removeprefix("model.")])
+
+
 def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, timm):
     """In a process of its own, with an empty cache, whose libraries are told to stay offline."""
     program = (
