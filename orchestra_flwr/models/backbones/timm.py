@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -178,17 +179,21 @@ def _library() -> ModuleType:
 def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
     """The model for images of this size and with so many channels, without a classifier.
 
-    A transformer whose position embeddings timm can resample takes smaller views as well.
+    A transformer whose position embeddings timm can resample takes smaller views as well, if its
+    patches divide the images: timm then refuses any other size, where it else leaves out the rest.
     """
     options |= {"num_classes": 0, **creation_options(settings, channels)}
     create = _library().create_model
-    model: nn.Module
-    try:
-        any_size = {"dynamic_img_size": True} if "img_size" in options else {}
-        model = create(settings.timm, **options, **any_size)
-    except TypeError:  # no transformer of this kind
-        model = create(settings.timm, **options)
-    return model
+    if "img_size" in options:
+        generator = torch.get_rng_state()
+        with suppress(TypeError):  # no transformer of this kind
+            model: nn.Module = create(settings.timm, **options, dynamic_img_size=True)
+            patch = getattr(getattr(model, "patch_embed", None), "patch_size", (1, 1))
+            if not any(settings.image_size % side for side in patch):
+                return model
+        torch.set_rng_state(generator)
+    plain: nn.Module = create(settings.timm, **options)
+    return plain
 
 
 def creation_options(settings: Timm.Settings, channels: int) -> dict[str, int]:
