@@ -60,7 +60,7 @@ def save_plain(
         OSError: names `path`.
     """
     try:
-        save_file(dict(tensors), path, metadata and dict(metadata))
+        save_file(dict(tensors), path, None if metadata is None else dict(metadata))
     except SafetensorError as error:  # a full disk, for example: "... (os error 28)"
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from error
