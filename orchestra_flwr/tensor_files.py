@@ -6,9 +6,11 @@ second file could be written without the first. Files of earlier versions have t
 metadata, and no checksum.
 """
 
+import errno
 import hashlib
 import json
 import mmap
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -39,14 +41,29 @@ def save_tensors(
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path, mode=mode) as temporary:
         entry = ZEROS.decode() + json.dumps(dict(values))
-        try:
-            save_file(stored, temporary, metadata={ENTRY: entry})
-        except SafetensorError as error:  # a full disk, for example
-            raise OSError(f"{path} cannot be written ({error})") from error
+        save_plain(temporary, stored, {ENTRY: entry})
         with temporary.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
             start = content.find(MARKER) + len(MARKER)
             content[start : start + DIGITS] = _digest(content, start).encode()
             content.flush()
+
+
+def save_plain(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Tensors and texts as any reader of safetensors finds them, without a checksum.
+
+    Args:
+        path: may be the temporary file of :func:`replacing`, which names the file in its place.
+
+    Raises:
+        OSError: names `path`.
+    """
+    try:
+        save_file(dict(tensors), path, None if metadata is None else dict(metadata))
+    except SafetensorError as error:  # a full disk, for example: "... (os error 28)"
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from error
 
 
 def load_tensors(

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, read_values, save_tensors
@@ -70,16 +70,27 @@ def test_a_missing_file_is_not_a_damaged_one(tmp_path):
         load_tensors(tmp_path / "state")
 
 
-@pytest.mark.parametrize("module", ["os.fsync", "orchestra_flwr.tensor_files.save_file"])
-def test_a_full_disk_leaves_the_old_file_and_names_it(path, monkeypatch, module):
+FULL = OSError(errno.ENOSPC, "No space left on device")
+FULL_OF_SAFETENSORS = SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("module", "raised"),
+    [
+        ("os.fsync", FULL),
+        ("orchestra_flwr.tensor_files.save_file", FULL),
+        ("orchestra_flwr.tensor_files.save_file", FULL_OF_SAFETENSORS),
+    ],
+)
+def test_a_full_disk_leaves_the_old_file_and_names_it(path, monkeypatch, module, raised):
     def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise raised
 
     before = path.read_bytes()
     monkeypatch.setattr(module, full)
     with pytest.raises(OSError, match="No space left") as error:
         save_tensors(path, {"a": torch.ones(3)}, {})
-    assert str(path) in str(error.value)
+    assert f"cannot be written (No space left on device): '{path}'" in str(error.value)
     assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [path.name]
 
 

@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.batch_norm import MEAN, VARIANCE, is_counter
 from orchestra_flwr.models.normalisation import mean_and_deviation
+from orchestra_flwr.tensor_files import save_plain
 
 WEIGHTS, SETTINGS = "detectron2.safetensors", "detectron2.yaml"
 DEPTHS = {"resnet18": 18, "resnet34": 34, "resnet50": 50, "resnet101": 101, "resnet152": 152}
@@ -56,7 +55,7 @@ def export_to_detectron2(config: ExportConfig) -> Path:
     folder = config.exported
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
-        save_file(tensors, temporary)
+        save_plain(temporary, tensors)
     write_atomically(folder / SETTINGS, _settings(encoder, depth).encode())
     return folder
 

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.backbones.timm import creation_options
 from orchestra_flwr.models.normalisation import mean_and_deviation
+from orchestra_flwr.tensor_files import save_plain
 
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"  # timm's names
 NETWORK = "model."  # what the names of a backbone's tensors begin with
@@ -33,7 +32,7 @@ def export_to_timm(config: ExportConfig) -> Path:
     folder = config.exported
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        save_plain(temporary, tensors, {"format": "pt"})
     text = json.dumps(_settings(encoder), indent=2) + "\n"
     write_atomically(folder / SETTINGS, text.encode())
     return folder

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
@@ -27,6 +27,7 @@ from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.normalisation import normalise
 from orchestra_flwr.models.sizes_only import sizes_only
 from orchestra_flwr.square_image import AnyImage, square_image
+from orchestra_flwr.tensor_files import save_plain
 
 if TYPE_CHECKING:  # a client does without Hydra, which this would import
     from orchestra_flwr.config import OfSavedEncoder
@@ -195,7 +196,7 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     about_model = {"model": _without_first_weights(model), "plugins": _users_package(model)}
     spec = encoder.spec.model_copy(update=about_model)
     with replacing(path) as temporary:
-        save_file(weights, temporary)
+        save_plain(temporary, weights)
         digest = file_sha256(temporary)
     description = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
     checked = {**description, "sha256": _digest_of(description)}

@@ -129,7 +129,7 @@ def _images(
 ) -> tuple[list[str], Tensor]:
     """Names and (n, 3, size, size) pixels of the compared images: labelled ones, or all."""
     names = [f.name for f in files if labels is None or printable(f.name) in labels]
-    if len(names) > config.limit:
+    if is_drawn := len(names) > config.limit:
         draw = numpy_generator(config.seed, "compare")
         chosen = np.sort(draw.choice(len(names), config.limit, replace=False))
         names = [names[position] for position in chosen]
@@ -143,7 +143,9 @@ def _images(
             "are needed"
         )
     if labels is not None:
-        check_enough(str(config.labels), {name: labels[printable(name)] for name in names})
+        # What was drawn may have too few of a class of which there are enough.
+        key = f"{config.labels} limit={config.limit}" if is_drawn else str(config.labels)
+        check_enough(key, {name: labels[printable(name)] for name in names})
     return names, decoded.images
 
 

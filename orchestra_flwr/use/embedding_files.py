@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.files import read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
+from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.use.use_config import Format
 
 DESCRIPTION = "embeddings.json"
@@ -126,18 +126,6 @@ def embedded_before(folder: Path) -> str | None:
         return str(read_json(folder / DESCRIPTION)["images"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def save_plain(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Tensors and texts as any reader of safetensors finds them.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    try:
-        save_file(dict(tensors), path, metadata=dict(metadata))
-    except SafetensorError as error:  # a full disk, for example
-        raise OSError(f"{path} cannot be written ({error})") from error
 
 
 def _write_safetensors(path: Path, embeddings: Embeddings) -> None:

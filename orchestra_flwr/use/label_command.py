@@ -13,13 +13,14 @@ from orchestra_flwr.console.text import percent
 from orchestra_flwr.data.image_files.file_table import table_text
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import encoder_of
+from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embed_command import (
     embed_shown,
     embedded_images,
     without_results,
 )
-from orchestra_flwr.use.embedding_files import Embeddings, save_plain
+from orchestra_flwr.use.embedding_files import Embeddings
 from orchestra_flwr.use.few_label_classifier import (
     EstimatedAccuracy,
     FewLabelClassifier,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from orchestra_flwr import load_encoder
@@ -126,3 +127,16 @@ def test_others_are_refused_in_one_line(make_run, capsys, name, options, says):
 def test_a_tensor_without_a_place_is_refused():
     with pytest.raises(ValueError, match=r"has no place for model\.layer1\.0\.se\.fc1\.weight"):
         detectron2_names(["model.layer1.0.se.fc1.weight"])
+
+
+def test_a_full_disk_is_one_line(make_run, capsys, monkeypatch):
+    run = make_run("resnet18")
+
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.serialize_file", full)
+    assert export_main([f"run={run}", "format=detectron2"]) == 1
+    file = run / "export" / "detectron2.safetensors"
+    assert f"cannot be written (No space left on device): '{file}'\n" in capsys.readouterr().err
+    assert not any((run / "export").iterdir())

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 
 import orchestra_flwr
 from orchestra_flwr.config import ConfigError, ModelConfig
@@ -168,14 +169,21 @@ def test_weights_of_another_model_are_refused(tmp_path, encoder):
         orchestra_flwr.load_encoder(tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_encoder(encoder, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "raised"),
+    [
+        ("os.fsync", OSError(28, "No space left on device")),
+        ("safetensors.torch.serialize_file", SafetensorError("I/O error (os error 28)")),
+    ],
+)
+def test_a_full_disk_leaves_the_old_encoder(encoder, tmp_path, monkeypatch, place, raised):
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
+    def full(*_, **__):
+        raise raised
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr(place, full)
     with pytest.raises(OSError, match="No space left"):
         save_encoder(tmp_path / "encoder.safetensors", encoder)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

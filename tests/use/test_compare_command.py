@@ -146,6 +146,8 @@ def test_broken_files_are_named_and_left_out_and_a_limit_draws(run, other, photo
         (["after={run}", "before={run}", "images={photos}", "limit=3"], "limit"),
         (["after={run}", "before={run}", "images={photos}/red", "labels=folders"],
          "labels=folders: .* is in no class folder"),
+        (["after={run}", "before={run}", "images={photos}", "labels=folders", "limit=12"],
+         "labels=folders limit=12: class .* at least 5 are needed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_said_in_a_line(arguments, says, run, photos, command):

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from flwr.serverapp import Grid
-from safetensors import SafetensorError
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.aggregations import held_memory
@@ -83,7 +82,7 @@ def run_federation(
     try:
         run = _Run(grid, config, members, evaluator, folder, progress, workers, delivery)
         return run.run()
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
 
 

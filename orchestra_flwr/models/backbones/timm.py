@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -125,7 +126,9 @@ class Timm(Backbone):
         except Exception as error:  # of the network, the hub's library, or what is in the file
             hint = "is it of this model?" if file else "without a network, name a file"
             raise self._not_loaded(f"{hint} ({_one_line(error)})") from error
-        missing = [n for n, value in trained.items() if _is_random(value, random[n])]
+        # Buffers may hold fixed tables, which are equal in both.
+        names = (name for name, _ in self.model.named_parameters())
+        missing = [name for name in names if _is_random(trained[name], random[name])]
         if missing:  # timm leaves what it finds nothing for as it was
             raise self._not_loaded(f"is it of this model? It has no {missing[0]}")
         self.model.load_state_dict(trained)
@@ -176,17 +179,21 @@ def _library() -> ModuleType:
 def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
     """The model for images of this size and with so many channels, without a classifier.
 
-    A transformer whose position embeddings timm can resample takes smaller views as well.
+    A transformer whose position embeddings timm can resample takes smaller views as well, if its
+    patches divide the images: timm then refuses any other size, where it else leaves out the rest.
     """
     options |= {"num_classes": 0, **creation_options(settings, channels)}
     create = _library().create_model
-    model: nn.Module
-    try:
-        any_size = {"dynamic_img_size": True} if "img_size" in options else {}
-        model = create(settings.timm, **options, **any_size)
-    except TypeError:  # no transformer of this kind
-        model = create(settings.timm, **options)
-    return model
+    if "img_size" in options:
+        generator = torch.get_rng_state()
+        with suppress(TypeError):  # no transformer of this kind
+            model: nn.Module = create(settings.timm, **options, dynamic_img_size=True)
+            patch = getattr(getattr(model, "patch_embed", None), "patch_size", (1, 1))
+            if not any(settings.image_size % side for side in patch):
+                return model
+        torch.set_rng_state(generator)
+    plain: nn.Module = create(settings.timm, **options)
+    return plain
 
 
 def creation_options(settings: Timm.Settings, channels: int) -> dict[str, int]:

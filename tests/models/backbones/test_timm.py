@@ -190,6 +190,32 @@ def test_weights_of_another_model_are_refused_in_one_line(timm, tiny, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_images_that_patches_do_not_divide_are_cut_as_timm_does(timm):
+    """DINOv2's patches of 14 pixels divide neither 512, which runs give it, nor 64."""
+    name, size = "vit_tiny_patch16_224", 72
+    model = ModelConfig.model_validate({"name": "timm", "timm": name, "image_size": size})
+    torch.manual_seed(0)
+    backbone = build_backbone(model, 3).eval()
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=0, img_size=size).eval()
+    images = torch.rand(2, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images), theirs(images))
+
+
+def test_tables_that_a_network_always_has_are_no_missing_weights(timm, tmp_path):
+    """Those of EfficientFormer's attention are in its state, and the same in every file."""
+    file, name = tmp_path / "weights.safetensors", "efficientformer_l1"
+    torch.manual_seed(9)
+    trained = timm.create_model(name).state_dict()
+    save_file(trained, file)
+    model = {"name": "timm", "timm": name, "weights": str(file), "image_size": 224}
+    backbone = build_backbone(ModelConfig.model_validate(model), 3)
+    backbone.load_weights()
+    for tensor, value in backbone.state_dict().items():
+        assert torch.equal(value, trained[tensor.removeprefix("model.")])
+
+
 def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, timm):
     """In a process of its own, with an empty cache, whose libraries are told to stay offline."""
     program = (
