@@ -54,7 +54,7 @@ def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
     gpu(1)
     config = load_config(["preset=adapt", photos(1000)])
     assert (config.data.image_size, config.data.view_size) == (224, 224)
-    assert config.federation.rounds == 12
+    assert config.federation.rounds == 8
     gpu(0)
     config = load_config(["preset=adapt", photos(1001), "device=cuda"])
     assert config.data.view_size == 224
@@ -127,7 +127,7 @@ def test_reasons_are_of_what_was_chosen(photos, caplog):
 
 def test_a_server_without_images_chooses_by_its_clients(tmp_path):
     config = load(ServerConfig, ["preset=adapt", "federation.min_clients=60"], all_read=True)
-    assert (config.federation.wire, config.federation.rounds) == ("int8", 12)
+    assert (config.federation.wire, config.federation.rounds) == ("int8", 8)
 
 
 def test_a_servers_own_images_change_nothing_that_only_simulations_read(photos):

@@ -242,6 +242,7 @@ def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, prog
     try:
         wait_until(lambda: metrics(folder) or "error" in log.read_text(), 500)
         wait_until(lambda: below(pid, "ClientAppActor.run"), 60)
+        wait_until(lambda: len(below(pid, f"/{program}\0")) == 1, 60)  # two where it just forks
         (victim,) = below(pid, f"/{program}\0")
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: not is_alive(pid), 200)
