@@ -349,15 +349,15 @@ def test_tuning_selects_and_shows_the_correlation(make_experiment, tmp_path):
     def results(values, seed):
         if values["method"] not in ("f-SimCLR", "f-BYOL"):
             return "leave out"
-        knn = {"0.1": 0.3, "0.03": 0.5, "0.01": 0.4, "0.003": 0.2}[values["lr"]]
+        knn = {"0.1": 0.3, "0.03": 0.5, "0.01": 0.4, "0.003": 0.2, "0.001": 0.25}[values["lr"]]
         score = knn if values["method"] == "f-SimCLR" else 1 - knn
         return {"summary": {"linear": score, "knn": knn, "unsupervised": {"score": score}}}
 
     make_experiment("tuning", "small", results, seeds=(0,))
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "f-SimCLR, 0.03, -: its score, 0.500, is the highest of 4" in text
-    assert "f-BYOL, 0.003, -: its score, 0.800, is the highest of 4" in text
+    assert "f-SimCLR, 0.03, -: its score, 0.500, is the highest of 5" in text
+    assert "f-BYOL, 0.003, -: its score, 0.800, is the highest of 5" in text
     assert "linear probe, 80.00 %, is the highest too; kNN 20.00 %, where labels would" in text
     assert "labels would have chosen f-BYOL, 0.03, - with 50.00 %" in text
     rows = cells(text)
