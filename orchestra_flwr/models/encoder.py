@@ -24,6 +24,7 @@ from orchestra_flwr.files import read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
+from orchestra_flwr.models.image_batches import image_batches
 from orchestra_flwr.models.normalisation import normalise
 from orchestra_flwr.models.sizes_only import sizes_only
 from orchestra_flwr.square_image import AnyImage, square_image
@@ -173,8 +174,9 @@ class Encoder(nn.Module):
         """
         device = self._weight.device
         features = [
-            self(batch.to(device)).float().cpu()
+            self(few.to(device)).float().cpu()
             for batch in batches(images, self.preprocess, batch_size, progress)
+            for few in image_batches(batch, batch_size, device)
         ]
         if not features:
             raise ValueError("no images to encode")

@@ -97,6 +97,16 @@ def test_encode_takes_images_of_all_kinds_in_their_order(encoder, tmp_path):
     assert torch.equal(encoder.encode(small, batch_size=99), encoder(small))
 
 
+def test_encode_passes_few_large_images_at_once():
+    """More of them leave a CPU's caches, and take the more memory."""
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=512)
+    encoder, counts, done = Encoder(spec), [], []
+    encoder.register_forward_hook(lambda module, images, _: counts.append(len(images[0])))
+    images = torch.zeros(6, 3, 512, 512, dtype=torch.uint8)
+    assert encoder.encode(images, progress=lambda number, _: done.append(number)).shape[0] == 6
+    assert (counts, done) == ([4, 2], [6])
+
+
 def test_encode_reports_its_progress(encoder, capsys):
     seen = []
     encoder.encode(_pictures(5), batch_size=2, progress=lambda *done: seen.append(done))
