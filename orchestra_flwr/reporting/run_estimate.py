@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.console.text import counted, duration
@@ -69,38 +69,45 @@ class RunEstimate:
         self._message = message
         self._said = False
         self._clients: int | None = None
-        self._done = 0
+        self._images = 0  # that the round trains on
+        self._done = self._seen = self._first = 0
         self._began = self._started = 0.0
         self._rounds = self._evaluations = 0
         self.evaluation = 0.0  # seconds of one evaluation, as far as there was one
 
-    def round_started(self, rounds: int, evaluations: int, clients: int | None) -> None:
+    def round_started(self, rounds: int, evaluations: int, images: Collection[int] | None) -> None:
         """A round that trains begins.
 
         Args:
             rounds: how many are left, this one included.
             evaluations: how many are left.
-            clients: how many train in it; None: not all at once, or not known.
+            images: of each client that trains in it; None: not all at once, or not known.
         """
-        self._rounds, self._evaluations, self._clients = rounds, evaluations, clients
-        self._began, self._done = time.monotonic(), 0
+        self._rounds, self._evaluations = rounds, evaluations
+        self._clients = None if images is None else len(images)
+        self._images = sum(images or ())
+        self._began, self._done, self._seen = time.monotonic(), 0, 0
 
-    def client_done(self) -> None:
+    def client_done(self, images: int) -> None:
         """A client has answered: the second ones of the workers tell the pace, not the first.
 
-        These start the worker as well.
+        These start the worker as well. Clients of more images take longer.
+
+        Args:
+            images: of the client.
         """
         self._done += 1
+        self._seen += images
         spent = time.monotonic() - self._began
         if self._clients is None or self._workers is None or self._done >= self._clients:
             return
         if self._done == self._workers:
-            self._started = spent
+            self._started, self._first = spent, self._seen
         later = self._done - self._workers
         if later >= self._workers and spent >= SOON:
-            self._say((spent - self._started) / later * self._clients)
+            self._say((spent - self._started) / (self._seen - self._first) * self._images)
         elif later >= 0 and spent >= SLOW:
-            self._say(spent / self._done * self._clients)
+            self._say(spent / self._seen * self._images)
 
     def round_ended(self, seconds: float) -> None:
         """The round is over, and took so long."""

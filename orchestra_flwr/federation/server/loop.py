@@ -229,7 +229,8 @@ class _Run:
         report = RoundReport()
         if number > 0:
             rounds = range(number, self.config.federation.rounds + 1)
-            in_one_stage = len(round_.cohort) if self.federation.exchange.private else None
+            images = [self.members.images[client] for client in round_.cohort]
+            in_one_stage = images if self.federation.exchange.private else None
             self.estimate.round_started(
                 len(rounds), sum(map(self.encoders.is_due, rounds)), in_one_stage
             )
@@ -308,7 +309,7 @@ class _Run:
 
     def _client_done(self, client: str, ok: bool) -> None:
         self.progress.client_done(client, ok)
-        self.estimate.client_done()
+        self.estimate.client_done(self.members.images.get(client, 0))  # it may have left
 
     def _evaluate(self, number: int) -> Evaluated:
         evaluated, self.estimate.evaluation = self.encoders.evaluate(number)
