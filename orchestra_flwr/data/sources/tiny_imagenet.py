@@ -37,7 +37,7 @@ class TinyImagenet(Source):
         root = at_home(self.settings.root)
         with Archive(root) as archive:
             contents = _contents(root, archive)
-            return load_files(archive, root, contents, self.data, self.settings)
+            return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)
 
 
 def _contents(root: Path, archive: Archive) -> Contents:
