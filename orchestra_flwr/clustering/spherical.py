@@ -26,6 +26,13 @@ def unit_rows(points: Tensor) -> Tensor:
     return F.normalize(points.float(), dim=1)
 
 
+def in_canonical_order(points: Tensor) -> Tensor:
+    """The rows sorted by their bytes, so that what follows cannot depend on their order."""
+    rows = np.ascontiguousarray(points.cpu().numpy())
+    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
+    return points[torch.from_numpy(keys.argsort()).to(points.device)]
+
+
 def equal_mass_clustering(points: Tensor, centroids: Tensor) -> Tensor:
     """Alternates Sinkhorn plans with the centroids that are optimal for them, in closed form.
 

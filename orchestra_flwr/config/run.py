@@ -136,8 +136,8 @@ class Config(WithPlugins, Composed):
         """What a backbone with pretrained weights suggests: :meth:`Backbone.suggested`."""
         packages = values.get("plugins") or ()
         with suppress(OSError, ValueError):
-            model = parse(ModelConfig, values["model"], "model")
-            data = parse(DataConfig, values["data"], "data")
+            model = parse(ModelConfig, values.get("model"), "model")
+            data = parse(DataConfig, values.get("data"), "data")
             for choice in (model, data) if are_packages(packages) else ():
                 choice.look_in(tuple(packages))
             suggested: dict[str, Any] = model.plugin.suggested(model, data, values.get("init"))

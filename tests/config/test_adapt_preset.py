@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from orchestra_flwr.config import config_to_yaml, load, load_config
+from orchestra_flwr.config import ConfigError, config_to_yaml, load, load_config
 from orchestra_flwr.deployment.server_config import ServerConfig
 
 pytest.importorskip("timm", reason="needs the extra timm")
@@ -29,6 +29,13 @@ def photos(tmp_path):
 def gpu(monkeypatch):
     """Sets how many GPUs are visible."""
     return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize("wrong", ["federation.clients=abc", "~federation.clients", "~data"])
+def test_what_is_wrong_with_a_key_that_it_asks_for_is_one_line(wrong):
+    key = wrong.strip("~").partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}(=abc:|(\.name)?: must be given)"):
+        load_config(["preset=adapt", wrong])
 
 
 def test_few_images_without_a_gpu(photos, gpu, caplog):

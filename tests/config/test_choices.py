@@ -30,6 +30,11 @@ def refused(*overrides):
     return str(error.value)
 
 
+@pytest.mark.parametrize("key", ["data", "model", "method"])
+def test_a_choice_that_is_deleted_must_be_given(key):
+    assert refused(f"~{key}") == f"{key}: must be given"
+
+
 def test_all_rooms_are_here():
     assert set(CHOICES) == {
         *("method", "model", "adaptation", "data", "partition", "shift", "exchange"),

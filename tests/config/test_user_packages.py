@@ -145,6 +145,16 @@ def test_an_error_in_a_preset_names_its_file_and_no_other_commands_key(user_pack
     )
 
 
+def test_a_preset_sets_keys_of_every_section_and_a_run_with_it_is_resumed(user_package, tmp_path):
+    text = "# @package _global_\nseed: 3\nprivacy:\n  k_min: 5\nfederation:\n  rounds: 2"
+    user_package({"conf/preset/mine.yaml": text})
+    config = load_config([PACKAGE, "preset=mine"])
+    assert (config.seed, config.privacy.k_min, config.federation.rounds) == (3, 5, 2)
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    assert load_config([PACKAGE, "preset=mine", f"resume={tmp_path}"]).seed == 3
+    assert load_config([PACKAGE, "preset=mine", "seed=4"]).seed == 4
+
+
 def test_an_error_on_the_command_line_names_no_file(user_package):
     file = "name: mine\nfraction: 0.5"
     user_package({"partitions/mine.py": PARTITION, "conf/partition/mine.yaml": file})

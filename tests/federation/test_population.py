@@ -1,14 +1,17 @@
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED, Dataset, ImageSet, shift_images
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.population import (
     Population,
+    check_listing,
     check_population,
     evaluation_dataset,
     load_population,
@@ -32,6 +35,33 @@ def test_every_image_belongs_to_one_client(tiny):
     assert list(whole.parts) == ["0", "1", "2", "3"]
     assert sorted(np.concatenate(list(whole.parts.values()))) == list(range(120))
     assert all((np.diff(part) > 0).all() for part in whole.parts.values())
+
+
+@pytest.mark.parametrize("data", ["image_folder", "image_table"])
+def test_an_owner_whose_files_are_all_broken_is_none_once_they_are_decoded(tiny, tmp_path, data):
+    """Before, nobody can know; each of the two numbers of clients was refused for the other."""
+    for name in ("ann", "bob", "cem"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / "photos" / name / "1.png")
+    (tmp_path / "photos" / "cem" / "1.png").write_bytes(b"no image")
+    lines = ["file,owner", *(f"{name}/1.png,{name}" for name in ("ann", "bob", "cem"))]
+    (tmp_path / "owners.csv").write_text("\n".join(lines))
+    table = (f"data.table={tmp_path}/owners.csv", "data.label=null", "data.group=owner")
+    options = (
+        *(f"data={data}", f"data.root={tmp_path}/photos", f"data.cache={tmp_path}/cache"),
+        *(table if data == "image_table" else ()),
+        "partition=groups",
+    )
+
+    def load(clients):
+        config = tiny(*options, f"federation.clients={clients}")
+        return load_population(config, partial(check_listing, config))
+
+    with pytest.raises(ConfigError, match="one client for each of the 3 groups"):
+        load(2)
+    with pytest.raises(ConfigError, match="at most one client for each of the 2 images"):
+        load(3)
+    assert list(load(2).parts) == ["ann", "bob"]
 
 
 def test_who_has_too_few_images_for_a_release_is_told_beforehand(tiny):

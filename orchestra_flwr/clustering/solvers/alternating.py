@@ -7,7 +7,12 @@ from torch import Tensor
 
 from orchestra_flwr.clustering.assignment import cheapest_assignment
 from orchestra_flwr.clustering.solvers import Solver
-from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_out, unit_rows
+from orchestra_flwr.clustering.spherical import (
+    equal_mass_clustering,
+    in_canonical_order,
+    spread_out,
+    unit_rows,
+)
 
 
 class Alternating(Solver):
@@ -52,13 +57,6 @@ def global_clustering(
     opposite = (moved * previous).sum(dim=1, keepdim=True) < -1 + 1e-3
     between = F.normalize(damping * previous + (1 - damping) * moved, dim=1)
     return torch.where(opposite, moved, between)
-
-
-def in_canonical_order(points: Tensor) -> Tensor:
-    """The rows sorted by their bytes, so that what follows cannot depend on their order."""
-    rows = np.ascontiguousarray(points.cpu().numpy())
-    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
-    return points[torch.from_numpy(keys.argsort()).to(points.device)]
 
 
 def _first(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 from orchestra_flwr.clustering.solvers import Solver
-from orchestra_flwr.clustering.spherical import unit_rows
+from orchestra_flwr.clustering.spherical import in_canonical_order, unit_rows
 from orchestra_flwr.config import Config
 
 STEPS, LR, MOMENTUM, WEIGHT_DECAY = 500, 0.01, 0.9, 1e-4
@@ -36,7 +36,8 @@ def gradient_clustering(
     """Moves global centroids so that their softmax agrees with the equal-mass assignment.
 
     Each full-batch step of SGD lowers the mean negative cosine between every point's row of the
-    Sinkhorn plan and its softmax over the centroids; centroids are normalised after each.
+    Sinkhorn plan and its softmax over the centroids; centroids are normalised after each. The
+    result does not depend on the order of the rows.
 
     Args:
         local_centroids: (N, d) from all clients of the cohort, N >= 1.
@@ -50,7 +51,7 @@ def gradient_clustering(
     Raises:
         ValueError: no centroids, or centroids that are not finite.
     """
-    points = unit_rows(local_centroids)
+    points = in_canonical_order(unit_rows(local_centroids))
     centroids = previous.to(points)
     if not centroids.any():
         centroids = F.normalize(torch.randn(previous.shape, generator=generator).to(points), dim=1)

@@ -45,6 +45,8 @@ def chosen_by_data(
         lines = _saved(rows, Path(str(values["resume"])) / "config.yaml")
         return [*unsaid(lines).values()]
     facts = _facts(values)
+    if not isinstance(facts["clients"], int | float):
+        return []  # the run itself will say what is wrong
     fitting = [row for row in rows if _fits(row, facts)]
     chosen = unsaid([line for row in fitting for line in row["choose"]])
     written = [str(line.input_line) for line in chosen.values()]
@@ -77,9 +79,10 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
 
 def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """What rows ask for: without images here, nothing about images."""
-    facts = {"clients": values["federation"]["clients"], "gpu": _has_gpu(str(values["device"]))}
+    clients = (values.get("federation") or {}).get("clients")
+    facts = {"clients": clients, "gpu": _has_gpu(str(values.get("device")))}
     with suppress(ConfigError):  # the run itself will say what is wrong
-        data = parse(DataConfig, values["data"], "data")
+        data = parse(DataConfig, values.get("data"), "data")
         found = data.plugin.survey(data)
         if found is not None:
             images, labelled, tests = found

@@ -162,4 +162,4 @@ def _touched_by_preset(name: str, folders: Sequence[Path]) -> Iterator[str]:
         for suggestions in Composed.referred:  # no key of a run: only choices refer to it
             parts.pop(suggestions, None)
         for part, values in parts.items():
-            yield from (f"{part}.{key}" for key in values)
+            yield from (f"{part}.{key}" for key in values) if isinstance(values, dict) else [part]

@@ -78,7 +78,8 @@ class Archive(AbstractContextManager["Archive"]):
             raise wrong_root(root, what, key)
         try:
             self._zip = zipfile.ZipFile(root)
-        except (zipfile.BadZipFile, OSError) as error:
+        # The others: a name that is no UTF-8, a version that is not known.
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             what = f"must be a folder or a zip file ({_cause(error)})"
             raise wrong_root(root, what, key) from None
         self._members = {_slashed(member): member for member in self._zip.infolist()}

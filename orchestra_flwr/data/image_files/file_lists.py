@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,14 +66,23 @@ class Contents:
 
 
 def load_files(
-    archive: Archive, root: Path, contents: Contents, data: DataConfig, options: FileOptions
+    archive: Archive,
+    root: Path,
+    contents: Contents,
+    data: DataConfig,
+    options: FileOptions,
+    *,
+    listed: Callable[[Dataset], None],
 ) -> Dataset:
     """Decodes the images of an archive, or reads them from the cache.
 
     The limits choose among the files, before anything is decoded.
 
+    Args:
+        listed: is called with the images without pixels before they are decoded.
+
     Raises:
-        ConfigError: no training image can be read.
+        ConfigError: no training image can be read, or `listed` refuses them.
     """
     train, test = contents.train.limited(data.train_limit), contents.test.limited(data.test_limit)
     chosen = Contents(train, test, contents.classes)
@@ -87,6 +96,7 @@ def load_files(
     names = [file.name for file in train.files + test.files]
 
     def decode() -> Dataset:
+        listed(_listing(data.name, chosen))
         decoded = decode_files(names, archive.read, data.image_size)
         if not decoded.good or decoded.good[0] >= len(train.files):
             first = ": ".join(decoded.broken[0])
@@ -100,9 +110,8 @@ def load_files(
     return cached(cache_dir(options.cache), data.name, key, decode, readable)
 
 
-def listing(contents: Contents, data: DataConfig) -> Dataset:
-    """The images that :func:`load_files` would decode, if all can be read, without their pixels."""
-    train, test = contents.train.limited(data.train_limit), contents.test.limited(data.test_limit)
+def _listing(name: str, contents: Contents) -> Dataset:
+    """The images, as if all could be read, without their pixels."""
     sets = [
         ImageSet(
             torch.empty(len(part.files), 3, 0, 0, dtype=torch.uint8),
@@ -110,9 +119,9 @@ def listing(contents: Contents, data: DataConfig) -> Dataset:
             () if part.labels is None else contents.classes,
             tuple(file.name for file in part.files),
         )
-        for part in (train, test)
+        for part in (contents.train, contents.test)
     ]
-    return Dataset(data.name, sets[0], sets[1] if len(sets[1]) else None)
+    return Dataset(name, sets[0], sets[1] if len(sets[1]) else None)
 
 
 def _dataset(name: str, contents: Contents, decoded: Decoded) -> Dataset:

@@ -160,11 +160,11 @@ def load_rows(
     train = train.limited(data.train_limit, options.groups)
     test = None if test is None else test.limited(data.test_limit)
     parts = [part for part in (train, test) if part is not None]
-    listed(_dataset(data.name, classes, parts))
     limits = [] if options.groups is None else [options.groups]
     key = cache_key(data.image_size, *facts, [_facts(train), test and _facts(test)], *limits)
 
     def decode() -> Dataset:
+        listed(_dataset(data.name, classes, parts))
         decoded = [decode_files(part.names, part.read, data.image_size) for part in parts]
         if not decoded[0].good:
             first = ": ".join(decoded[0].broken[0]) if decoded[0].broken else "there is none"

@@ -143,14 +143,16 @@ def partition(
 def try_partition(config: PartitionConfig, images: ImageSet, clients: int, seed: int) -> None:
     """Refuses what :func:`partition_by_name` will refuse, by images without their pixels.
 
-    Those without a label count as little as those that turn out not to be readable.
+    In a split by class those without a label count as little as those that turn out not to be
+    readable.
 
     Raises:
         ConfigError: as in :func:`partition_by_name`.
     """
     chosen: Partition = config.build()
-    if chosen.without_pixels or type(chosen).groups is Partition.groups:
-        tried = images.labelled if chosen.needs_labels else images
+    by_class = type(chosen).groups is Partition.groups
+    if by_class or chosen.without_pixels:
+        tried = images.labelled if by_class and chosen.needs_labels else images
         partition_by_name(config, tried, clients, seed)
 
 

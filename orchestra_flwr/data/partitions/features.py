@@ -68,8 +68,9 @@ class Features(Partition):
         Other processes read the stored groups: their own features might differ by rounding.
 
         Raises:
-            ConfigError: the encoder cannot be read or expects other images, there are fewer images
-                than groups, or the groups cannot be stored.
+            ConfigError: the encoder cannot be read or expects other images, its features are not
+                finite or all alike, there are fewer images than groups, or the groups cannot be
+                stored.
         """
         count, whiten = self.settings.groups, self.settings.whiten
         encoder = self._encoder(tuple(images.images.shape[1:]))
@@ -83,6 +84,11 @@ class Features(Partition):
         except (OSError, DamagedFileError):
             pass
         features = clean_features(encoder.backbone, images.images, encoder.spec.normalise, BATCH)
+        if not torch.isfinite(features).all() or (features == features[0]).all():
+            raise ConfigError(
+                f"partition.encoder={self.settings.encoder}: makes no groups, the features of "
+                "these images are not finite or all alike"
+            )
         groups = torch.from_numpy(_clusters(features.numpy(), count, whiten))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -97,8 +97,12 @@ class _Columns:
         """The images of a split; its name is part of theirs."""
         from datasets import ClassLabel, Image
 
-        encoded = split.select_columns([self._image])
-        encoded = encoded.cast_column(self._image, Image(decode=False))
+        try:
+            encoded = split.select_columns([self._image])
+            encoded = encoded.cast_column(self._image, Image(decode=False))
+        except Exception as error:  # pyarrow's own, by the type of the column
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"data.image={self._image}: holds no images ({reason})") from None
 
         def read(name: str) -> bytes:
             value = encoded[int(name.rpartition("/")[2])][self._image]

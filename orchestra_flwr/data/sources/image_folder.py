@@ -6,7 +6,7 @@ from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.data.image_files.class_folders import arrange, survey
-from orchestra_flwr.data.image_files.file_lists import listing, load_files
+from orchestra_flwr.data.image_files.file_lists import load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.files import at_home
@@ -47,5 +47,4 @@ class ImageFolder(Source):
         root = at_home(self.settings.root)
         with Archive(root) as archive:
             contents = arrange(root, archive.files())
-            self.listed(listing(contents, self.data))
-            return load_files(archive, root, contents, self.data, self.settings)
+            return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)

@@ -37,7 +37,7 @@ class TinyImagenet(Source):
         root = at_home(self.settings.root)
         with Archive(root) as archive:
             contents = _contents(root, archive)
-            return load_files(archive, root, contents, self.data, self.settings)
+            return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)
 
 
 def _contents(root: Path, archive: Archive) -> Contents:
@@ -73,7 +73,7 @@ def _listed(root: Path, archive: Archive, name: str) -> dict[str, str]:
     """The classes of the validation images, by the names of their files."""
     try:
         lines = archive.read(name).decode().splitlines()
-    except (OSError, KeyError, ValueError):
+    except Exception:  # a damaged zip raises all kinds of errors
         raise wrong_root(root, f"{name} is missing or cannot be read; expected {LAYOUT}") from None
     columns = [line.split("\t") for line in lines]
     return {line[0]: line[1] for line in columns if len(line) > 1}

@@ -76,3 +76,10 @@ def test_our_solver_moves_more_similarity_than_the_published_one():
         return float((sinkhorn(data @ centroids.T)[0] * (data @ centroids.T)).sum())
 
     assert transported(ours) >= transported(published)
+
+
+def test_independent_of_the_order_of_clients():
+    order = torch.randperm(60, generator=generator(5))
+    for begin in (torch.zeros(6, 16), F.normalize(points()[::10], dim=1)):
+        once = gradient_clustering(points(), begin, generator(), steps=20)
+        assert torch.equal(once, gradient_clustering(points()[order], begin, generator(), steps=20))

@@ -8,7 +8,7 @@ from sklearn.cluster import KMeans
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import ImageSet, partition_by_name
-from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder, save_encoder
 
 KIND = torch.arange(120) % 3
 
@@ -49,6 +49,21 @@ def test_directions_without_variance_are_not_whitened(config, images):
     copies = ImageSet(images.images[:3].repeat(40, 1, 1, 1))
     labels, _ = config(whiten=True).build().groups(copies)
     assert len(set(zip(labels.tolist(), KIND.tolist(), strict=True))) == 3
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_features_that_make_no_groups_are_one_line(config, images, tmp_path, broken):
+    alike = ImageSet(images.images[:1].repeat(9, 1, 1, 1))
+    if broken:
+        encoder = load_encoder(tmp_path)
+        next(encoder.backbone.parameters()).data.fill_(float("nan"))
+        save_encoder(tmp_path / "encoder.safetensors", encoder)
+    with pytest.raises(ConfigError) as error:
+        config(whiten=True).build().groups(images if broken else alike)
+    assert str(error.value) == (
+        f"partition.encoder={tmp_path}: makes no groups, the features of these images are not "
+        "finite or all alike"
+    )
 
 
 @pytest.mark.parametrize("deal", ["dirichlet", "prior_dirichlet", "skew"])

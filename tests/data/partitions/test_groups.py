@@ -7,7 +7,13 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.choices import PartitionConfig
-from orchestra_flwr.data import ImageSet, load_dataset, partition_by_name
+from orchestra_flwr.data import (
+    UNLABELLED,
+    ImageSet,
+    load_dataset,
+    partition_by_name,
+    try_partition,
+)
 
 FILES = ("cat/mon/1.jpg", "cat/tue/1.jpg", "dog/mon/2.jpg", "dog/mon/3.jpg", "dog/wed/1.jpg")
 
@@ -130,3 +136,12 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path):
 def test_names_that_are_no_folders_are_refused(tmp_path, name):
     table = _table(tmp_path, "file,group", *(f"{file},{name}" for file in FILES))
     assert "cannot be a client's name, which must be that of a folder" in _line(csv=table)
+
+
+def test_a_group_of_images_without_a_class_counts_before_they_are_decoded():
+    images = _images()
+    labels = torch.tensor([0, 0, 1, 1, UNLABELLED])
+    images = ImageSet(images.images[..., :0, :0], labels, images.classes, images.files)
+    try_partition(PartitionConfig(name="groups"), images, 3, 0)
+    with pytest.raises(ConfigError, match="one client for each of the 3 groups"):
+        try_partition(PartitionConfig(name="groups"), images, 2, 0)

@@ -200,6 +200,7 @@ def test_broken_images_are_skipped_by_name(config, tmp_path, caplog):
         ({"train": "training"}, "data.train=training: must be one of train, test"),
         ({"test": "val"}, "data.test=val: must be one of train, test"),
         ({"image": "pixels"}, "data.image=pixels: must be one of img, kind"),
+        ({"image": "kind"}, "data.image=kind: holds no images ("),
         ({"label": "class"}, "data.label=class: must be one of img, kind"),
         ({"group": "writer"}, "data.group=writer: must be one of img, kind"),
         ({"dataset": "missing/nowhere"}, "data.dataset=missing/nowhere: cannot be read ("),

@@ -283,6 +283,22 @@ def test_wrong_roots_are_refused(tmp_path: Path):
     _refused(tmp_path / "file.zip", "must be a folder or a zip file")
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [(46, 0xFF, "'utf-8' codec can't decode byte 0xff"), (6, 200, "zip file version 20.0")],
+)
+def test_a_zip_whose_list_of_files_cannot_be_read_is_refused(tmp_path, place, value, says):
+    """A name that is said to be UTF-8 and is not; a version of the format that nobody has."""
+    root = tmp_path / "file.zip"
+    with zipfile.ZipFile(root, "w") as packed:
+        packed.writestr("é.png", b"x")
+    content = bytearray(root.read_bytes())
+    content[content.index(b"PK\1\2") + place] = value
+    root.write_bytes(content)
+    _refused(root, "must be a folder or a zip file")
+    _refused(root, says)
+
+
 def test_what_is_no_file_is_never_read(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.zip")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")

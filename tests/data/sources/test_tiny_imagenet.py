@@ -1,6 +1,7 @@
 """A small tree as the archive is laid out."""
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_folders_and_the_list_say_the_classes(root):
 def test_a_zip_of_it(root):
     packed = shutil.make_archive(str(root.parent / "packed"), "zip", root.parent, root.name)
     _check(_load(Path(packed)))
+
+
+def test_a_damaged_list_in_a_zip_is_one_line(root):
+    packed = Path(shutil.make_archive(str(root.parent / "packed"), "zip", root.parent, root.name))
+    with zipfile.ZipFile(packed) as opened:
+        member = opened.getinfo(f"{root.name}/val/val_annotations.txt")
+    content = bytearray(packed.read_bytes())
+    content[member.header_offset + 30 + len(member.filename) + 9] ^= 1
+    packed.write_bytes(content)
+    assert "val/val_annotations.txt is missing or cannot be read" in _line(packed)
 
 
 def test_limits_and_sizes(root):
