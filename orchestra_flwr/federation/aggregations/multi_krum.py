@@ -69,11 +69,14 @@ def needed_results(attackers: int) -> int:
 def squared_distances(states: Sequence[np.ndarray]) -> np.ndarray:
     """(n, n) squared Euclidean distances of states to each other.
 
-    States are taken relative to the first, so that what all share takes no digits.
+    States are taken relative to one of them, so that what all share takes no digits: to that of the
+    middle norm, since one that is far from all others would leave none for these.
     """
+    norms = sum(np.square(values).sum(axis=1) for _, values in stacked_blocks(states))
+    middle = np.argsort(norms, kind="stable")[len(states) // 2]
     products = np.zeros((len(states), len(states)))
     for _, values in stacked_blocks(states):
-        relative = values - values[0]
+        relative = values - values[middle]
         products += relative @ relative.T
     squares = np.diag(products)
     distances: np.ndarray = np.maximum(squares[:, None] + squares - 2 * products, 0)
