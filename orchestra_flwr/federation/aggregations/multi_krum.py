@@ -23,7 +23,7 @@ class MultiKrum(RobustAggregation):
     """
 
     class Settings(Section):
-        """`attackers`: at most so many (their f); `chosen`: of the states (m), null: all others."""
+        """`attackers`: at most so many (their f); `chosen`: so many of all others (m)."""
 
         attackers: int = Field(1, ge=1)
         chosen: int | None = Field(None, ge=1)
@@ -56,7 +56,7 @@ class MultiKrum(RobustAggregation):
         np.fill_diagonal(distances, np.inf)
         distances.sort(axis=1)
         scores = distances[:, : count - attackers - 2].sum(axis=1)
-        chosen = self.settings.chosen or count - attackers
+        chosen = min(self.settings.chosen or count, count - attackers)
         best = np.sort(np.argsort(scores, kind="stable")[:chosen])
         return by_blocks([states[i] for i in best], lambda block: block.mean(axis=0))
 
