@@ -105,7 +105,8 @@ class PrivacyConfig(Section):
     # A row made from one image is its feature, which never leaves a client; 2 forbids just that.
     k_min: int = Field(2, ge=1)  # least images that a released row stands for
     clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
-    noise_multiplier: float = Field(0.0, ge=0)  # noise in the sum of updates, in units of clip
+    # Noise in the sum of updates, in units of clip. Above, accounting fails.
+    noise_multiplier: float = Field(0.0, ge=0, le=1e6)
     delta: float = Field(1e-3, ge=1e-12, lt=1)  # below it and epsilon, accounting takes terabytes
     # Of one private release. Above, accounting takes minutes or fails, and nothing is promised.
     epsilon: float | None = Field(None, ge=1e-4, le=1e5)

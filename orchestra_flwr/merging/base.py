@@ -91,11 +91,14 @@ def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def compared_weights(learner: Learner) -> dict[str, Tensor]:
-    """Weights of the backbone's convolutions above 1 x 1, or else of its linear layers."""
+    """Weights of the backbone's convolutions above 1 x 1, or else of its linear layers.
+
+    Where neither are trained (`adaptation=norms`), those of its norms.
+    """
     weights = {
         name: tensor
         for name, tensor in learner.trained().items()
         if name.startswith("backbone.") and name.endswith("weight")
     }
     convolutions = {n: t for n, t in weights.items() if t.ndim == 4 and t.shape[-1] > 1}
-    return convolutions or {n: t for n, t in weights.items() if t.ndim == 2}
+    return convolutions or {n: t for n, t in weights.items() if t.ndim == 2} or weights

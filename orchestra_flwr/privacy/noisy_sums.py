@@ -26,7 +26,7 @@ import numpy as np
 
 from orchestra_flwr.privacy.discrete_gaussian import FARTHEST, MOST_BITS
 from orchestra_flwr.privacy.secure_sums.cohort import colluding, quorum
-from orchestra_flwr.privacy.updates import BLOCK, composed_epsilon
+from orchestra_flwr.privacy.updates import BLOCK, LEAST_NOISE, composed_epsilon
 
 LEAST_BITS = 4  # of the deviation of a client's noise: see above
 # Rounding keeps the norm within the bound with this probability of failure, and is tried again.
@@ -119,9 +119,9 @@ def sums_epsilon(multipliers: Iterable[float], delta: float) -> float:
     The server knows whom it asked, so nothing is gained by drawing cohorts.
 
     Returns:
-        0 without sums, infinite if one is without noise.
+        0 without sums, infinite if one is without noise or with next to none.
     """
-    precision = sum(1 / value**2 if value > 0 else math.inf for value in multipliers)
+    precision = sum(1 / value**2 if value >= LEAST_NOISE else math.inf for value in multipliers)
     if precision == 0:
         return 0.0
     return composed_epsilon(1 / math.sqrt(precision), [(2, 2, 1)], delta)

@@ -22,6 +22,7 @@ import numpy as np
 from orchestra_flwr.privacy.key_stream import KeyStream
 
 CHUNK = 1 << 16  # pairs of normals that are made at a time
+LEAST_NOISE = 1e-6  # in units of the clip: with less, accounting takes an overflow for epsilon 0
 BLOCK = 1 << 16  # values of an update that are turned into float64 at a time
 
 
@@ -129,12 +130,12 @@ def composed_epsilon(
         delta: of the guarantee; to mean anything it is far below 1 / clients.
 
     Returns:
-        Epsilon; 0 without rounds, infinite without noise.
+        Epsilon; 0 without rounds, infinite without noise or with next to none.
     """
     rounds = tuple((clients, cohort, count) for clients, cohort, count in drawn)
     if not rounds:
         return 0.0
-    if noise_multiplier <= 0:
+    if noise_multiplier < LEAST_NOISE:
         return math.inf
     return _composed(noise_multiplier, rounds, delta)
 

@@ -102,6 +102,10 @@ def test_the_command_line_wins_over_the_data_set():
         ("privacy.clip=0", "privacy.clip=0: input should be greater than 0"),
         ("privacy.clip=1", "federation.weighting=samples: must be uniform with privacy.clip=1"),
         ("privacy.noise_multiplier=-1", "privacy.noise_multiplier=-1: input should be greater"),
+        (
+            "privacy.noise_multiplier=2e6",
+            "privacy.noise_multiplier=2000000.0: input should be less",
+        ),
         ("privacy.noise_multiplier=1", "privacy.noise_multiplier=1: privacy.clip must be given"),
         ("privacy.delta=0", "privacy.delta=0: input should be greater than or equal to 0.0000"),
         ("privacy.delta=1", "privacy.delta=1: input should be less than 1"),

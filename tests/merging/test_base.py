@@ -68,6 +68,12 @@ def test_transformers_have_weights_to_compare(tiny, overrides):
     assert all("norm" not in name for name in compared_weights(learner))
 
 
+@pytest.mark.parametrize("adaptation", ["norms", "lora", "blocks"])
+def test_what_an_adaptation_trains_has_weights_to_compare(tiny, adaptation):
+    overrides = ["method=byol", "model=resnet18", f"adaptation={adaptation}"]
+    moved_apart(build_learner(tiny(*overrides), 1))
+
+
 def moved_apart(learner):
     before = {name: t.clone() for name, t in compared_weights(learner).items()}
     with torch.no_grad():

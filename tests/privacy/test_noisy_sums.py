@@ -133,7 +133,8 @@ def test_the_noise_in_a_sum_is_at_least_what_is_accounted(gone):
 
 def test_sums_add_up():
     assert sums_epsilon([], 1e-3) == 0
-    assert sums_epsilon([1.0, 0.0], 1e-3) == math.inf
+    for none in (0.0, 1e-200, 1e-160):
+        assert sums_epsilon([1.0, none], 1e-3) == math.inf
     assert sums_epsilon([4.0] * 10, 1e-3) == pytest.approx(
         composed_epsilon(4.0, [(20, 20, 10)], 1e-3)
     )

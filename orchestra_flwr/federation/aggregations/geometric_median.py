@@ -9,6 +9,7 @@ from orchestra_flwr.config import Section
 from orchestra_flwr.federation.aggregations import RobustAggregation, by_blocks, stacked_blocks
 
 TOLERANCE = 1e-6  # of the objective, from one step to the next
+FAR = 100  # median distances: beside states that are farther away the tolerance would be too large
 
 
 class GeometricMedian(RobustAggregation):
@@ -27,12 +28,16 @@ class GeometricMedian(RobustAggregation):
     settings: Settings
 
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """From the weighted mean on, until the sum of distances falls no more."""
+        """From the weighted mean on, until the sum of distances falls no more.
+
+        That of states which are not far from all others, which must not hide what is left.
+        """
         shares = weights / weights.sum()
         center, best = _weighted(states, shares), np.inf
         for _ in range(self.settings.iterations):
             distances = np.maximum(_distances(states, center), self.settings.smoothing)
-            objective = float(shares @ distances)
+            near = distances <= FAR * np.median(distances)
+            objective = float(shares @ np.where(near, distances, 0))
             if best - objective <= TOLERANCE * objective:
                 break
             best, closeness = objective, shares / distances

@@ -23,7 +23,7 @@ class MultiKrum(RobustAggregation):
     """
 
     class Settings(Section):
-        """`attackers`: at most so many (their f); `chosen`: of the states (m), null: all others."""
+        """`attackers`: at most so many (their f); `chosen`: so many of all others (m)."""
 
         attackers: int = Field(1, ge=1)
         chosen: int | None = Field(None, ge=1)
@@ -56,7 +56,7 @@ class MultiKrum(RobustAggregation):
         np.fill_diagonal(distances, np.inf)
         distances.sort(axis=1)
         scores = distances[:, : count - attackers - 2].sum(axis=1)
-        chosen = self.settings.chosen or count - attackers
+        chosen = min(self.settings.chosen or count, count - attackers)
         best = np.sort(np.argsort(scores, kind="stable")[:chosen])
         return by_blocks([states[i] for i in best], lambda block: block.mean(axis=0))
 
@@ -69,11 +69,14 @@ def needed_results(attackers: int) -> int:
 def squared_distances(states: Sequence[np.ndarray]) -> np.ndarray:
     """(n, n) squared Euclidean distances of states to each other.
 
-    States are taken relative to the first, so that what all share takes no digits.
+    States are taken relative to one of them, so that what all share takes no digits: to that of the
+    middle norm, since one that is far from all others would leave none for these.
     """
+    norms = sum(np.square(values).sum(axis=1) for _, values in stacked_blocks(states))
+    middle = np.argsort(norms, kind="stable")[len(states) // 2]
     products = np.zeros((len(states), len(states)))
     for _, values in stacked_blocks(states):
-        relative = values - values[0]
+        relative = values - values[middle]
         products += relative @ relative.T
     squares = np.diag(products)
     distances: np.ndarray = np.maximum(squares[:, None] + squares - 2 * products, 0)

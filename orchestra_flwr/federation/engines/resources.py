@@ -1,5 +1,6 @@
 """What a run on Ray may use: this machine's cores and GPUs, or a cluster's."""
 
+import math
 import os
 import socket
 import sys
@@ -39,16 +40,23 @@ def available_nodes(config: Config) -> list[Node]:
 
 
 def worker_count(nodes: Iterable[Node], threads: int, share: float) -> int:
-    """Clients that are trained at the same time, counted as Flower's engine does.
+    """Clients that are trained at the same time.
+
+    A share lies on one GPU: of two GPUs shares of .4 make four clients. Flower would count five,
+    and Ray would have the fifth one wait for ever.
 
     Args:
         threads: cores that a client takes.
         share: fraction of a GPU that a client takes; 0: none.
     """
     return sum(
-        min(int(node.cpus / threads), int(node.gpus / share) if share else sys.maxsize)
+        min(int(node.cpus / threads), _shares(node.gpus, share) if share else sys.maxsize)
         for node in nodes
     )
+
+
+def _shares(gpus: float, share: float) -> int:
+    return int(gpus) * int(1 / share) if share < 1 else int(gpus / share)
 
 
 def gpu_share(config: Config, nodes: list[Node]) -> float:
@@ -71,9 +79,10 @@ def gpu_share(config: Config, nodes: list[Node]) -> float:
         return share
     if not gpus:
         return 0.0
-    even = max(node.gpus / max(1, int(node.cpus / config.training.threads)) for node in gpus)
+    workers = {node: max(1, int(node.cpus / config.training.threads)) for node in gpus}
+    even = max(1 / math.ceil(count / node.gpus) for node, count in workers.items())
     # A cluster's GPUs are elsewhere: there, nothing can be measured before the first client.
-    return min(1.0, even) if address else max(min(1.0, even), measured_share(config))
+    return even if address else max(even, measured_share(config))
 
 
 def ray_backend(config: Config) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def test_krum_by_hand():
     states = [[0.0], [1.0], [2.5], [5.0], [1e9]]
     assert combined(Krum, states) == [1.0]
     assert combined(MultiKrum, states, chosen=2) == [(0.0 + 1.0) / 2]
-    assert combined(MultiKrum, states) == [(0.0 + 1.0 + 2.5 + 5.0) / 4]
+    # More are never chosen: an attacker would be in the mean.
+    for chosen in (None, 4, 5, 100):
+        assert combined(MultiKrum, states, chosen=chosen) == [(0.0 + 1.0 + 2.5 + 5.0) / 4]
 
 
 def test_distances_beside_a_slow_oracle():
@@ -85,16 +87,27 @@ def test_distances_beside_a_slow_oracle():
     np.testing.assert_allclose(squared_distances(states), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("far", [1e6, 1e12, 1e30])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_minority_that_lies_as_it_likes_stays_without_effect(rule):
+def test_a_minority_that_lies_as_it_likes_stays_without_effect(rule, far):
     """Two of nine send what is far away; the result stays among the honest states."""
-    honest, lies = random_states(7, 50), np.full((2, 50), 1e6, np.float32)
+    honest, lies = random_states(7, 50), np.full((2, 50), far, np.float32)
     options = {"attackers": 2} if issubclass(rule, MultiKrum) else {}
     options |= {"trim": 0.23} if rule is TrimmedMean else {}
     result = combined(rule, [*lies, *honest], **options)
     assert (result >= honest.min(0) - 1e-3).all() and (result <= honest.max(0) + 1e-3).all()
     plain = np.mean([*lies, *honest], axis=0)
     assert (plain > honest.max(0)).all()
+
+
+@pytest.mark.parametrize("place", [0, 4, 9])
+def test_a_state_that_is_very_far_away_does_not_hide_another_attacker(place):
+    """Beside it the distances of all others would have no digits left."""
+    honest = random_states(8, 50)
+    states = np.insert(honest, [place and 8], np.float32(40), axis=0)
+    states = np.insert(states, [place], np.float32(1e12), axis=0)
+    result = combined(MultiKrum, states, attackers=2)
+    np.testing.assert_allclose(result, honest.mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -24,6 +24,9 @@ RAY = ("engine=ray",)
         ([Node(16, 1)], 1, 0.25, 4),
         ([Node(16, 2), Node(16, 0)], 1, 0.5, 4),  # no GPU, no clients
         ([Node(2, 8)], 1, 0.1, 2),
+        ([Node(5, 2)], 1, 0.4, 4),  # two on each GPU: a fifth would wait for ever
+        ([Node(8, 4)], 1, 0.6, 4),
+        ([Node(8, 4)], 1, 2.0, 2),
     ],
 )
 def test_workers_are_counted_machine_by_machine(nodes, threads, share, workers):
@@ -36,6 +39,7 @@ def test_workers_are_counted_machine_by_machine(nodes, threads, share, workers):
         ([Node(16, 1)], 0.03, 1 / 16),  # cores are what is scarce
         ([Node(16, 1)], 0.2, 0.2),  # memory is: five clients, not sixteen
         ([Node(4, 8)], 0.1, 1.0),  # a client never takes more than one GPU
+        ([Node(5, 2)], 0.03, 1 / 3),  # three on one GPU: all five cores are used
     ],
 )
 def test_a_clients_share_is_what_its_memory_needs(tiny, monkeypatch, nodes, needs, share):
