@@ -434,6 +434,14 @@ def test_runs_in_a_plain_folder_are_told_apart_by_what_differs(make_run, tmp_pat
     assert [rows[name][6] for name in "abc"] == ["7", "7", "7"]
 
 
+def test_runs_in_folders_that_are_named_by_a_value_keep_it(make_run, tmp_path):
+    for rate in ("0.1", "0.3"):
+        make_run(rate, {"knn": 0.5}, overrides=[f"training.lr={rate}"])
+    assert main([str(tmp_path)]) == 0
+    rows = {row[0]: row for row in cells((tmp_path / "report.md").read_text())}
+    assert [rows[name][1] for name in ("0.1", "0.3")] == ["training.lr=0.1", "training.lr=0.3"]
+
+
 def test_images_with_several_labels_have_their_precision_in_reports(
     make_run, make_experiment, tmp_path
 ):
