@@ -24,6 +24,7 @@ from orchestra_flwr.config import (
     read_config_file,
 )
 from orchestra_flwr.config.user_packages import check_named
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.server_config import DISPLAY, OF_THE_SERVER, ServerConfig
 from orchestra_flwr.files import at_home, make_private_folder, write_atomically
 from orchestra_flwr.folder_lock import is_locked
@@ -76,7 +77,8 @@ class QueuedRun:
         try:
             with path.open("x") as file:
                 try:
-                    file.write(" ".join(state.split())[:MAX_REASON] + "\n")
+                    # It may hold names of files, which need not be UTF-8.
+                    file.write(printable(" ".join(state.split()))[:MAX_REASON] + "\n")
                     file.flush()
                     os.fsync(file.fileno())
                 except OSError:  # the disk is full: how it ended is not known yet

@@ -190,6 +190,13 @@ def test_a_run_ends_once(submit):
     assert code == 2 and "this run has ended (done)" in err
 
 
+def test_how_a_run_ended_may_name_a_file_that_is_not_utf_8(submit):
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    assert run.end("failed: data.root=photos\udcff: no such\nfolder")
+    assert run.state == "failed: data.root=photos\\xff: no such folder"
+
+
 def test_runs_that_are_submitted_together_are_all_kept(tmp_path):
     queue, config = RunQueue(tmp_path / "runs"), run_to_submit(["model.width=8"])
     queue.make()
