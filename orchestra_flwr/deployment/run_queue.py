@@ -18,6 +18,7 @@ from typing import Any
 from orchestra_flwr.config import (
     ConfigError,
     DataConfig,
+    ModelConfig,
     config_to_yaml,
     load,
     parse,
@@ -225,9 +226,14 @@ def _found_from_anywhere(config: ServerConfig) -> dict[str, Any]:
     The server may have been started in another folder.
     """
     values = config.model_dump(exclude=set(OF_THE_SERVER))
-    for place, names in ((values, ("init",)), (values["data"], DataConfig.paths)):
+    for place, names in (
+        (values, ("init",)),
+        (values["data"], DataConfig.paths),
+        (values["model"], ModelConfig.paths),
+    ):
         for name in names:
             path = at_home(place.get(name) or "")
-            if path.parts and path.exists():
+            # Of weights "pretrained" is no file, also beside a folder of that name.
+            if path.parts and (path.is_file() if name == "weights" else path.exists()):
                 place[name] = str(path.absolute())
     return values

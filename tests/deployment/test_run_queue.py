@@ -132,6 +132,17 @@ def test_relative_paths_are_those_of_who_submits(submit, monkeypatch):
     assert run.config(server()).data.options["root"] == str(Path("photos").absolute())
 
 
+@pytest.mark.parametrize("weights", ["first (1).safetensors", "pretrained"])
+def test_relative_weights_are_those_of_who_submits(submit, weights):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    Path("first (1).safetensors").touch()
+    Path("pretrained").mkdir()
+    run_config = run_to_submit(["model=timm", "model.timm=test_resnet", f"model.weights={weights}"])
+    run = RunQueue(Path("runs")).put(run_config)
+    found = run.config(server()).model.options["weights"]
+    assert found == (weights if weights == "pretrained" else str(Path(weights).absolute()))
+
+
 def test_lines_are_written_as_the_server_was_told(submit):
     submit("model.width=8")
     (run,) = RunQueue(Path("runs")).runs()
