@@ -1,5 +1,6 @@
 """The sections of a run's configuration that choose a plug-in by its name, with its options."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_serializer, model_validator
@@ -81,6 +82,7 @@ class ModelConfig(Choice):
 
     room: ClassVar = Room("orchestra_flwr.models.backbones", "Backbone")
     key: ClassVar = "model"
+    paths: ClassVar = ("weights",)
 
     norm: Literal["batch", "group"] = "batch"
     batch_norm: BatchNorm | None = None  # its policy; None: as merging and privacy.clip have it
@@ -97,6 +99,11 @@ class ModelConfig(Choice):
         """By its key, what names a source of pretrained weights; empty: weights are random."""
         values = {f"model.{k}": getattr(self.settings, k) for k in self.plugin.first_weights}
         return {key: value for key, value in values.items() if value is not None}
+
+    def without_folders(self) -> Self:
+        """A copy for clients: files of first weights, which they do not read, by their names."""
+        files = {name: Path(file).name for name in self.paths if (file := self.options.get(name))}
+        return self.model_copy(update=files)
 
     @model_validator(mode="after")
     def _groups_divide_the_channels(self) -> Self:

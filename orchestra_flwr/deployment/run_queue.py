@@ -18,12 +18,14 @@ from typing import Any
 from orchestra_flwr.config import (
     ConfigError,
     DataConfig,
+    ModelConfig,
     config_to_yaml,
     load,
     parse,
     read_config_file,
 )
 from orchestra_flwr.config.user_packages import check_named
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.server_config import DISPLAY, OF_THE_SERVER, ServerConfig
 from orchestra_flwr.files import at_home, make_private_folder, write_atomically
 from orchestra_flwr.folder_lock import is_locked
@@ -76,7 +78,8 @@ class QueuedRun:
         try:
             with path.open("x") as file:
                 try:
-                    file.write(" ".join(state.split())[:MAX_REASON] + "\n")
+                    # It may hold names of files, which need not be UTF-8.
+                    file.write(printable(" ".join(state.split()))[:MAX_REASON] + "\n")
                     file.flush()
                     os.fsync(file.fileno())
                 except OSError:  # the disk is full: how it ended is not known yet
@@ -223,9 +226,14 @@ def _found_from_anywhere(config: ServerConfig) -> dict[str, Any]:
     The server may have been started in another folder.
     """
     values = config.model_dump(exclude=set(OF_THE_SERVER))
-    for place, names in ((values, ("init",)), (values["data"], DataConfig.paths)):
+    for place, names in (
+        (values, ("init",)),
+        (values["data"], DataConfig.paths),
+        (values["model"], ModelConfig.paths),
+    ):
         for name in names:
             path = at_home(place.get(name) or "")
-            if path.parts and path.exists():
+            # Of weights "pretrained" is no file, also beside a folder of that name.
+            if path.parts and (path.is_file() if name == "weights" else path.exists()):
                 place[name] = str(path.absolute())
     return values

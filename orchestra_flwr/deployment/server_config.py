@@ -144,5 +144,6 @@ class ServerConfig(Config):
             "partition": "iid",
             "logging": {},
         }
+        values["model"] = self.model.without_folders().model_dump()
         values["data"] = {name: values["data"][name] for name in DataConfig.model_fields}
         return Config.model_validate(values)

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Sequence
 
+from orchestra_flwr.commands.endings import BEGINS_AGAIN, run_command, stop_on_sigterm
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.output_streams import ignore_closed_streams
-from orchestra_flwr.console.printable import printable
 
 USAGE = """\
 usage: python -m orchestra_flwr.experiments FOLDER [plugins=[PACKAGE,...]]
@@ -13,7 +14,7 @@ Writes report.html (one page that needs nothing else), report.md and figures/ in
 run folders in it: those of orchestra-experiment, or any others. Of runs with packages of plug-ins
 only those are read whose packages you name.
 
-Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs.
+Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs, 130 or 143: stopped.
 """
 
 
@@ -30,28 +31,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(folders) != 1:
         print(USAGE, file=sys.stderr)
         return 2
-    from orchestra_flwr.config import ConfigError
+    return run_command(lambda: _report(folders[0], named), BEGINS_AGAIN, OSError, ValueError)
+
+
+def _report(folder: str, named: Sequence[str]) -> None:
+    """Writes the report of a folder, with the packages that `plugins=` named.
+
+    Raises:
+        ConfigError: no such package, or no folder of runs.
+        OSError, ValueError: a file cannot be read or written.
+    """
     from orchestra_flwr.extras import require_server
     from orchestra_flwr.plugins import PluginError, import_packages
 
     try:
         import_packages([name for text in named for name in text.strip("[]").split(",") if name])
     except PluginError as error:
-        print(f"error: plugins: {printable(str(error))}", file=sys.stderr)
-        return 2
-    try:
-        require_server("python -m orchestra_flwr.experiments")
-        from orchestra_flwr.experiments.report.writer import write_report
+        raise ConfigError(f"plugins: {error}") from None
+    require_server("python -m orchestra_flwr.experiments")
+    from orchestra_flwr.experiments.report.writer import write_report
 
-        print(f"report: {write_report(folders[0])}")
-    except ConfigError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+    print(f"report: {write_report(folder)}")
 
 
 if __name__ == "__main__":
+    stop_on_sigterm()
     sys.exit(main())

@@ -132,6 +132,17 @@ def test_relative_paths_are_those_of_who_submits(submit, monkeypatch):
     assert run.config(server()).data.options["root"] == str(Path("photos").absolute())
 
 
+@pytest.mark.parametrize("weights", ["first (1).safetensors", "pretrained"])
+def test_relative_weights_are_those_of_who_submits(submit, weights):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    Path("first (1).safetensors").touch()
+    Path("pretrained").mkdir()
+    run_config = run_to_submit(["model=timm", "model.timm=test_resnet", f"model.weights={weights}"])
+    run = RunQueue(Path("runs")).put(run_config)
+    found = run.config(server()).model.options["weights"]
+    assert found == (weights if weights == "pretrained" else str(Path(weights).absolute()))
+
+
 def test_lines_are_written_as_the_server_was_told(submit):
     submit("model.width=8")
     (run,) = RunQueue(Path("runs")).runs()
@@ -188,6 +199,13 @@ def test_a_run_ends_once(submit):
     assert run.end("done") and not run.end("failed: late") and run.state == "done"
     code, _, err = submit("cancel=0001")
     assert code == 2 and "this run has ended (done)" in err
+
+
+def test_how_a_run_ended_may_name_a_file_that_is_not_utf_8(submit):
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    assert run.end("failed: data.root=photos\udcff: no such\nfolder")
+    assert run.state == "failed: data.root=photos\\xff: no such folder"
 
 
 def test_runs_that_are_submitted_together_are_all_kept(tmp_path):

@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 
@@ -9,3 +11,19 @@ def test_the_report_is_a_command(make_run, tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == f"report: {tmp_path / 'report.html'}\n"
     assert (tmp_path / "report.md").is_file()
+
+
+def test_a_report_that_is_stopped_is_one_line(make_run, tmp_path):
+    """While it reads records that do not come to an end."""
+    records = make_run("one", None) / "metrics.jsonl"
+    records.unlink()
+    os.mkfifo(records)
+    command = [sys.executable, "-m", "orchestra_flwr.experiments", str(tmp_path)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        records.open("wb"),  # which waits until it reads
+    ):
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)
+    assert said == (b"", b"stopped; the same command begins again\n")
+    assert process.returncode == 130

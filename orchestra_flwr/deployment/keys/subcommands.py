@@ -164,6 +164,8 @@ def make_site(options: SiteOptions) -> None:
         from orchestra_flwr.data.image_files.file_table import read_file_table  # imports torch
 
         sites = read_file_table("sites", options.sites, ("name", "images"))
+        if not sites:
+            raise ConfigError(f"sites={options.sites}: names no site")
     place, files = folder / "sites", []
     for name, images in sites.items():
         files += site_files(

@@ -72,7 +72,7 @@ def serve(channel: Channel, task: dict[str, Any]) -> None:
         )
         summary = run_federation(
             streaming,
-            config.model_copy(update={"init": server_config.init}),
+            config.model_copy(update={"init": server_config.init, "model": server_config.model}),
             members,
             evaluator=evaluator,
             folder=folder,

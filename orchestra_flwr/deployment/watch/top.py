@@ -75,10 +75,12 @@ def snapshot(server: str) -> Table:
         OSError: nothing answers there.
         ValueError: something else than a status does.
     """
+    table = Table.grid(padding=(0, 2))
     try:
         opener = build_opener(ProxyHandler({}))  # a proxy does not lead to this machine
         with opener.open(f"http://{server}/status", timeout=TIMEOUT) as answer:
-            rows = list(_rows(json.loads(answer.read(MAX_BYTES))))
+            for name, value in _rows(json.loads(answer.read(MAX_BYTES))):
+                table.add_row(Text(name, style="dim"), Text(printable(value)))
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise OSError(
@@ -88,9 +90,6 @@ def snapshot(server: str) -> Table:
         raise ValueError(
             f"server={server}: what answers there shows no status: give watch.host:watch.port"
         ) from None
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(Text(name, style="dim"), Text(printable(value)))
     return table
 
 

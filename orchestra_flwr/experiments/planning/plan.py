@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import Field
+
 from orchestra_flwr.config import Config, ConfigError, Section, is_free, load_config, parse
 from orchestra_flwr.experiments.planning.axes import axes_of, combinations, selected
 from orchestra_flwr.experiments.planning.description import (
@@ -35,8 +37,8 @@ class Plan(Section):
         transfer_root: where these are, if the command said so.
     """
 
-    name: str
-    scale: str
+    name: str = Field(pattern=r"^\w+$")  # a part of names of files, as is the scale
+    scale: str = Field(pattern=r"^\w+$")
     command: str
     extra: Overrides | None = None
     experiment: Experiment

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import Field
+
 from orchestra_flwr.config import (
     WITHOUT_EFFECT,
     Config,
@@ -38,7 +40,7 @@ class Row(Section):
     values: dict[str, str]
     seed: int
     overrides: Overrides
-    run: str
+    run: str = Field(pattern=r"^[^/]+$")
     rounds: int | None = None
 
 

@@ -236,7 +236,7 @@ def _legend(figure: Figure, **options: Any) -> None:
         columns = max(1, min(len(entries), columns))
         lines = sum(label.count("\n") + 1 for label in labels)
         figure.set_size_inches(width, height + LEGEND_LINE * max(0, lines / columns - 2))
-        figure.legend(
+        legend = figure.legend(
             entries.values(),
             labels,
             loc="outside lower center",
@@ -246,3 +246,5 @@ def _legend(figure: Figure, **options: Any) -> None:
             frameon=False,
             **options,
         )
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a $ is a $

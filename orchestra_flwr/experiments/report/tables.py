@@ -8,7 +8,7 @@ from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
 from orchestra_flwr.experiments.results.comparison import Result
-from orchestra_flwr.experiments.results.differences import by_difference
+from orchestra_flwr.experiments.results.differences import what_differs
 from orchestra_flwr.experiments.results.runs import Run
 from orchestra_flwr.experiments.results.statistics import Sample
 
@@ -86,10 +86,10 @@ def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
 def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     """One row for every run, for runs that belong to no experiment."""
     precision = any(run.measure("map") is not None for run in runs)
-    differences = _differences(runs, folder)
+    differences = what_differs(runs)
     columns = (
         "run",
-        *(("what differs",) * any(differences)),
+        *(("what differs",) * any(differences.values())),
         "method",
         "images",
         "clients",
@@ -102,14 +102,14 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
         "sent",
     )
     rows = []
-    for run, differs in zip(runs, differences, strict=True):
+    for run in runs:
         config, summary = run.config, run.summary
         done = run.metrics[-1]["round"] if run.metrics else summary.get("rounds", 0)
         sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
         rows.append(
             (
                 run.folder.relative_to(folder).as_posix(),
-                *((differs,) * any(differences)),
+                *((differences[run.folder],) * any(differences.values())),
                 config.method.name,
                 config.data.name,
                 str(config.federation.clients),
@@ -123,15 +123,6 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
         )
     danger = {n for n, run in enumerate(runs) if run.summary.get("not_private")}
     return Table(columns, tuple(rows), danger=frozenset(danger))
-
-
-def _differences(runs: Sequence[Run], folder: Path) -> list[str]:
-    """By what keys each run differs from others; empty: by none."""
-    names = {run.folder: n for n, group in by_difference(runs, folder).items() for run in group}
-    return [
-        names[run.folder].removesuffix(run.folder.relative_to(folder).as_posix()).removesuffix(", ")
-        for run in runs
-    ]
 
 
 def provenance(runs: Sequence[Run]) -> Iterator[str]:

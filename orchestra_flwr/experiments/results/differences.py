@@ -22,14 +22,8 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
     not read; only runs that would then have one name are told apart by options as well. Runs that
     differ in nothing but where they are have their folders' names.
     """
-    values = [_read(run.config) for run in runs]
-    groups: dict[frozenset[tuple[str, Any]], list[int]] = {}
-    for number, mine in enumerate(values):
-        groups.setdefault(frozenset(mine.items()), []).append(number)
-    names = _names([values[members[0]] for members in groups.values()])
     found: dict[str, list[Run]] = {}
-    for name, members in zip(names, groups.values(), strict=True):
-        same = [runs[number] for number in members]
+    for name, same in _named(runs):
         if name and name not in found and len({run.config.seed for run in same}) == len(same):
             found[name] = same
         else:  # the same run several times, or nothing differs
@@ -37,6 +31,22 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
                 place = run.folder.relative_to(folder).as_posix()
                 found[f"{name}, {place}".removeprefix(", ")] = [run]
     return found
+
+
+def what_differs(runs: Sequence[Run]) -> dict[Path, str]:
+    """By what keys each run differs from others, by its folder; "": by none."""
+    return {run.folder: name for name, same in _named(runs) for run in same}
+
+
+def _named(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs that are the same but for their seeds, by the keys in which others differ."""
+    values = [_read(run.config) for run in runs]
+    groups: dict[frozenset[tuple[str, Any]], list[int]] = {}
+    for number, mine in enumerate(values):
+        groups.setdefault(frozenset(mine.items()), []).append(number)
+    names = _names([values[members[0]] for members in groups.values()])
+    members = [[runs[number] for number in group] for group in groups.values()]
+    return list(zip(names, members, strict=True))
 
 
 def _names(values: Sequence[Mapping[str, Any]]) -> list[str]:

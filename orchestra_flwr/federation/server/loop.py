@@ -113,7 +113,8 @@ class _Run:
             signed=members.verify is not None,
             message=progress.message,
         )
-        client_config = config.model_copy(update={"init": None, "resume_round": None})
+        places = {"init": None, "resume_round": None, "model": config.model.without_folders()}
+        client_config = config.model_copy(update=places)
         self.federation = Federation(
             client_config,
             self.models,

@@ -91,6 +91,7 @@ def test_a_table_makes_fifty_sites(keys, security, tmp_path):
         ([SERVER, "name=a", "wheel=x.whl"], "", "--no-deps .` makes it of this version"),
         ([SERVER, "sites=none.csv"], "", "sites=none.csv"),
         ([SERVER, "sites=t.csv"], "name,path\na,b\n", "images"),
+        ([SERVER, "sites=t.csv"], "name,images\n", "sites=t.csv: names no site"),
         ([SERVER, "sites=t.csv"], "name,images\na,/x\nb,\n", "line 3 has no name or no images"),
         ([SERVER, "sites=t.csv"], "name,images\na,/x\na,/y\n", "line 3: a has a second images"),
         ([SERVER, "sites=t.csv"], "name,images\na,/x\nb c,/y\n", "'b c' is no name"),

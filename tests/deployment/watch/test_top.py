@@ -86,11 +86,19 @@ def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
     assert "no status there" in shown[2] and "what is above is old" in shown[2]
 
 
-def test_what_is_no_status_is_one_line(called):
+def test_what_is_no_status_is_one_line(called, tmp_path):
+    config = load(ServerConfig, [f"queue={tmp_path}"])
     paths = {"/status": lambda: Answer.json({"role": "server"})}
-    with serving("127.0.0.1", 0, paths) as port, serving("127.0.0.1", 0, {}) as other:
+    idle = IdleStatus(config, RunFolder(tmp_path), list, (), connected=list).to_dict()
+    numbers = {"/status": lambda: Answer.json({**idle, "state": 7})}
+    with (
+        serving("127.0.0.1", 0, paths) as port,
+        serving("127.0.0.1", 0, numbers) as wrong_kind,
+        serving("127.0.0.1", 0, {}) as other,
+    ):
         for server, wrong in [
             (f"127.0.0.1:{port}", "shows no status"),
+            (f"127.0.0.1:{wrong_kind}", "shows no status"),
             (f"127.0.0.1:{other}", "no status there (Not Found)"),
             ("127.0.0.1:1", "no status there"),
             ("no such host", "no status"),

@@ -11,7 +11,7 @@ ROUND = {"loss": {"total": 1.0}, "scores": {"target": {"knn": 0.5}}, "seconds": 
 @pytest.mark.parametrize(
     ("count", "name"),
     [(1, "short"), (2, "federation.rounds=100, training.lr=0.1"), (30, "training.lr=0.123"),
-     (12, "a very long name of a run, " * 7)],
+     (2, "data.root=/a$b_{$"), (12, "a very long name of a run, " * 7)],
 )  # fmt: skip
 def test_the_legend_is_inside_and_the_panels_have_room(count, name, make_run):
     run = read_run(make_run("run", {}, metrics=[ROUND, ROUND]))

@@ -163,6 +163,24 @@ def test_a_damaged_plan_is_named_in_the_report(make_experiment, tmp_path):
     assert "plans/other.json cannot be read" in text and "71.00" in text
 
 
+@pytest.mark.parametrize("key", ["name", "run"])
+def test_a_strangers_plan_leads_nowhere_else(make_experiment, tmp_path, key):
+    """Its pictures would be written, and runs be read, outside of the folder."""
+
+    def results(values, seed):
+        return {"summary": {"linear": 0.5}, "metrics": curve(0.1, 0.2)}
+
+    folder = tmp_path / "theirs"
+    make_experiment("table6", "paper", results, seeds=(0,), folder=folder)
+    (file,) = (folder / "plans").glob("*.json")
+    plan = json.loads(file.read_text())
+    (plan if key == "name" else plan["rows"][0])[key] = "../../outside"
+    file.write_text(json.dumps(plan))
+    write_report(folder)
+    assert "table6-paper.json cannot be read" in (folder / "report.md").read_text()
+    assert [each.name for each in tmp_path.iterdir()] == ["theirs"]
+
+
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7])
 def test_tables_of_the_mutual_information_paper_stand_beside_ours(
     make_experiment, tmp_path, number
@@ -432,6 +450,14 @@ def test_runs_in_a_plain_folder_are_told_apart_by_what_differs(make_run, tmp_pat
     differs = {name: rows[name][1] for name in "abc"}
     assert differs == dict.fromkeys("ab", "aggregation=mean") | {"c": "aggregation=median"}
     assert [rows[name][6] for name in "abc"] == ["7", "7", "7"]
+
+
+def test_runs_in_folders_that_are_named_by_a_value_keep_it(make_run, tmp_path):
+    for rate in ("0.1", "0.3"):
+        make_run(rate, {"knn": 0.5}, overrides=[f"training.lr={rate}"])
+    assert main([str(tmp_path)]) == 0
+    rows = {row[0]: row for row in cells((tmp_path / "report.md").read_text())}
+    assert [rows[name][1] for name in ("0.1", "0.3")] == ["training.lr=0.1", "training.lr=0.3"]
 
 
 def test_images_with_several_labels_have_their_precision_in_reports(

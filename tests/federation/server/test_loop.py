@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
+from safetensors.torch import save_file
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
@@ -833,3 +834,23 @@ def test_the_share_of_a_round_in_which_nobody_trains_is_told(config):
     for record in folder.read_metrics():
         asked = record["clients"]["ok"]
         assert record["overhead"] == pytest.approx(1 - 1e-4 * asked / (4 * record["seconds"]))
+
+
+def test_clients_are_not_told_where_the_server_has_its_weights(federate, watched, tiny, tmp_path):
+    timm = pytest.importorskip("timm", reason="needs the extra timm")
+    file, told = tmp_path / "first.safetensors", []
+    save_file(timm.create_model("mobilenetv3_small_050").state_dict(), file)
+    network = ["model=timm", "model.timm=mobilenetv3_small_050", "model.batch_norm=averaged"]
+    config = tiny(
+        "method=simclr",
+        *network,
+        f"model.weights={file}",
+        "data.image_size=8",
+        "federation.rounds=1",
+    )
+    federate(
+        config, app=watched(lambda _, __, sent, ___: told.append(sent[CONFIG]["config"])),
+        evaluate=False,
+    )  # fmt: skip
+    assert told and all('"first.safetensors"' in each for each in told)
+    assert not any(str(tmp_path) in each for each in told)
