@@ -40,7 +40,7 @@ class Row(Section):
     values: dict[str, str]
     seed: int
     overrides: Overrides
-    run: str = Field(pattern=r"^[^/]+$")
+    run: str = Field(pattern=r"^[^/.][^/]*$")  # a folder beside the plans
     rounds: int | None = None
 
 
