@@ -50,14 +50,24 @@ class Style(Shift):
             )
 
     def check_images(self, images: ImageSet) -> None:
-        """Every style must have a copy of every training image."""
-        if self.settings.folder is not None:
-            self._copies(images.images.shape[-1], len(images))
+        """Every style must have a copy of every training image, and no more.
+
+        With others, as with `data.train_limit`, a copy would be that of another image.
+        """
+        if self.settings.folder is None:
+            return
+        copies = read_copies(self.settings.folder, images.images.shape[-1])
+        if copies.shape[1] != len(images):
+            raise ConfigError(
+                f"shift.folder={self.settings.folder}: must hold a copy of each of the "
+                f"{len(images)} training images and of no others, numbered from 0, in each style; "
+                f"there are {copies.shape[1]}"
+            )
 
     def apply(self, images: Tensor, indices: Tensor, client: str, seed: int) -> Tensor:
-        """The images in their styles."""
+        """The images in their styles; with `folder` they are those of :meth:`check_images`."""
         if self.settings.folder is not None:
-            copies = self._copies(images.shape[-1], int(indices.max()) + 1)
+            copies = read_copies(self.settings.folder, images.shape[-1])
             chosen = drawn_variants(len(copies), self.settings.alpha, indices, client, seed)
             return copies[chosen, indices.cpu()].to(images.device)
         chosen = drawn_variants(len(FILTERS), self.settings.alpha, indices, client, seed)
@@ -68,16 +78,6 @@ class Style(Shift):
                 values = filter_(images[rows].float() / 255, indices[rows.cpu()], seed)
                 styled[rows] = (values * 255).round().clamp(0, 255).byte()
         return styled
-
-    def _copies(self, size: int, count: int) -> Tensor:
-        """The images below `folder`, uint8, (styles, at least `count`, 3, size, size)."""
-        copies = read_copies(self.settings.folder, size)
-        if copies.shape[1] < count:
-            raise ConfigError(
-                f"shift.folder={self.settings.folder}: must hold a copy of each of the {count} "
-                f"training images, numbered from 0, in each style; there are {copies.shape[1]}"
-            )
-        return copies
 
 
 def _as_it_is(values: Tensor, indices: Tensor, seed: int) -> Tensor:

@@ -31,6 +31,10 @@ class RelayedProgress(Progress):
         """As :meth:`Progress.client_done`."""
         self._send("client_done", client, ok)
 
+    def images_evaluated(self, backbone: str, done: int, total: int) -> None:
+        """As :meth:`Progress.images_evaluated`."""
+        self._send("images_evaluated", backbone, done, total)
+
     def round_finished(self, outcome: RoundOutcome) -> None:
         """As :meth:`Progress.round_finished`."""
         self._send("round_finished", *outcome)
@@ -56,6 +60,7 @@ def show(event: Mapping[str, Any], progress: Progress) -> None:
         "round_started": progress.round_started,
         "client_asked": progress.client_asked,
         "client_done": progress.client_done,
+        "images_evaluated": progress.images_evaluated,
         "round_finished": lambda *values: progress.round_finished(RoundOutcome(*values)),
         "message": progress.message,
         "phase_started": progress.phase_started,

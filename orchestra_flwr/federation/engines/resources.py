@@ -99,9 +99,11 @@ def ray_backend(config: Config) -> dict[str, Any]:
         )
     share = gpu_share(config, nodes)
     if not worker_count(nodes, threads, share):
+        place = "this machine does not have"
+        if address is not None:
+            place = f"no machine of engine.address={address} has"
         raise ConfigError(
-            f"training.threads={threads}: no machine of engine.address={address} has "
-            f"that many cores and {share:g} of a GPU"
+            f"training.threads={threads}: {place} that many cores and {share:g} of a GPU"
         )
     init_args: dict[str, Any] = {"log_to_driver": False}
     if address is None:

@@ -119,10 +119,12 @@ def _refusal(copies, count=12):
     return str(error.value)
 
 
-def test_a_copy_for_each_image_is_asked_for_before_a_run(copies, tiny):
-    assert _refusal(copies, 13) == (
-        f"shift.folder={copies}: must hold a copy of each of the 13 training images, "
-        "numbered from 0, in each style; there are 12"
+@pytest.mark.parametrize("count", [11, 13])
+def test_a_copy_for_each_image_is_asked_for_before_a_run(copies, count):
+    """With more, as with a limit of the images, they would be those of others."""
+    assert _refusal(copies, count) == (
+        f"shift.folder={copies}: must hold a copy of each of the {count} training images and of "
+        "no others, numbered from 0, in each style; there are 12"
     )
 
 

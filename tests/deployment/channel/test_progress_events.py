@@ -7,12 +7,15 @@ from orchestra_flwr.deployment.channel.progress_events import RelayedProgress, s
 from orchestra_flwr.reporting import Progress
 
 
-def test_what_is_relayed_of_clients_arrives():
+def test_what_is_relayed_arrives():
     class Shown(Progress):
-        asked = ()
+        asked, evaluated = (), ()
 
         def client_asked(self, client):
             self.asked += (client,)
+
+        def images_evaluated(self, *values):
+            self.evaluated += (values,)
 
     shown = Shown(2)
     channel = SimpleNamespace(send=lambda event: show(json.loads(json.dumps(event)), shown))
@@ -20,5 +23,6 @@ def test_what_is_relayed_of_clients_arrives():
     relayed.round_started(1, 2, "training")
     relayed.client_asked("a")
     relayed.client_done("b", False)
+    relayed.images_evaluated("target", 256, 718)
     assert (shown.round, shown.cohort, shown.done, shown.failed) == (1, 2, 1, 1)
-    assert shown.asked == ("a",)
+    assert (shown.asked, shown.evaluated) == (("a",), (("target", 256, 718),))
