@@ -218,6 +218,14 @@ def test_own_images_may_be_limited_and_moved_but_stay_the_runs(run, tiny):
         load(EvaluateConfig, [f"run={run}", "data.test_limit=0"])
 
 
+def test_one_key_of_the_augmentation_leaves_the_runs_others(run):
+    file = run / "config.yaml"
+    file.write_text(file.read_text().replace("crop_min: null", "crop_min: 0.3"))
+    options = [f"run={run}", "data.augmentation.flip=false"]
+    augmentation = load(EvaluateConfig, options).images().augmentation
+    assert (augmentation.flip, augmentation.crop_min) == (False, 0.3)
+
+
 def test_help_shows_every_key_and_none_that_is_not_used(command):
     code, out, _ = command("--help")
     assert code == 0 and out.startswith("usage: python -m orchestra_flwr.evaluation run=RUN")
