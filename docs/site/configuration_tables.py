@@ -74,17 +74,16 @@ def _keys(page: Described, group: str) -> Iterator[tuple[str, ...]]:
         yield _row(path, value, _cell(page._meaning(path)))
     room = getattr(page.section.model_fields.get(group), "annotation", None)
     plugins = room.room.found() if hasattr(room, "room") and group != "terms" else ()
-    others: dict[tuple[str, ...], tuple[Any, str, list[str]]] = {}
+    others: dict[tuple[tuple[str, ...], str, str], tuple[Any, list[str]]] = {}
     for name in plugins:
         file = page.folders[0] / group / f"{name}.yaml"
         content, meanings = yaml.safe_load(file.read_text()), read_comments(file, group)[1]
         is_global = isinstance(content.get(group), dict)
         for path, value in _leaves(content[group] if is_global else content, (group,)):
             if path not in shown and path[1] != "defaults":
-                others.setdefault(path, (value, meanings.get(".".join(path), ""), []))[2].append(
-                    name
-                )
-    for path, (value, meaning, names) in others.items():
+                row = (path, repr(value), meanings.get(".".join(path), ""))
+                others.setdefault(row, (value, []))[1].append(name)
+    for (path, _, meaning), (value, names) in others.items():
         whose = " and ".join(f"`{name}`" for name in names)
         whose = whose if len(names) <= 2 else f"`{names[0]}` and {len(names) - 1} others"
         yield _row(path, value, f"of {whose}: {_cell(meaning)}".removesuffix(": "))
