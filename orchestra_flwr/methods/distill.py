@@ -5,8 +5,10 @@ et al., "SEED: Self-supervised Distillation for Visual Representation", ICLR 202
 2101.04731), or a cosine.
 """
 
+import math
 from typing import ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -22,6 +24,8 @@ from orchestra_flwr.models.backbones.timm import PUBLISHED
 # One view, of the student: what the teacher saw is still in it.
 VIEW = Recipe(jitter=(0.2, 0.2, 0.2, 0.05), gray_p=0.05, blur_p=0)
 MAX_COMPARED = 4096  # of a client's images, with which the similarity loss compares
+SHARPEST, SOFTEST, HALVINGS = 1e-5, 10.0, 20  # of the search for a teacher's temperatures
+ROWS = 256  # of images whose temperatures are searched at once
 
 
 def cosine_distillation_loss(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -43,7 +47,7 @@ def similarity_distillation_loss(
     compared: Tensor,
     *,
     temperature: float,
-    teacher_temperature: float,
+    teacher_temperature: float | Tensor,
 ) -> Tensor:
     """Cross-entropy of similarities to many images (SEED, equations 3 to 6), averaged over images.
 
@@ -55,7 +59,7 @@ def similarity_distillation_loss(
         targets: (B, D) unit vectors of the teacher.
         compared: (M, D) unit vectors of the teacher for the images that are compared with.
         temperature: by which the student's cosines are divided.
-        teacher_temperature: by which the teacher's are.
+        teacher_temperature: by which the teacher's are, one or (B, 1).
 
     Returns:
         Scalar; at least the entropy of the teacher's similarities.
@@ -63,6 +67,30 @@ def similarity_distillation_loss(
     wanted = F.softmax(targets @ compared.T / teacher_temperature, dim=1)
     student = F.normalize(predictions, dim=1) @ compared.T / temperature
     return F.cross_entropy(student, wanted)
+
+
+def matched_temperatures(cosines: Tensor, perplexity: float) -> Tensor:
+    """Of each row the temperature at which its softmax has a perplexity (SNE, NeurIPS 2002).
+
+    How far apart cosines lie depends on the teacher: with one temperature for all, one teacher
+    would point at the image itself alone, and another at everything.
+
+    Args:
+        cosines: (B, M).
+        perplexity: exp of the entropy in nats, at most half of M.
+
+    Returns:
+        (B, 1).
+    """
+    aim = math.log(min(perplexity, max(1.0, cosines.shape[1] / 2)))
+    low = torch.full_like(cosines[:, :1], SHARPEST)
+    high = torch.full_like(low, SOFTEST)
+    for _ in range(HALVINGS):
+        middle = (low * high).sqrt()
+        shares = F.log_softmax(cosines / middle, dim=1)
+        entropy = -(shares.exp() * shares).sum(dim=1, keepdim=True)
+        low, high = low.where(entropy >= aim, middle), high.where(entropy < aim, middle)
+    return (low * high).sqrt()
 
 
 class Distill(ChecksClients, StartsRounds, Projecting):
@@ -76,7 +104,8 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         teacher_size: int | None = Field(None, ge=8, le=512)
         loss: Literal["similarity", "cosine"] = "similarity"
         temperature: float = Field(0.1, gt=0)
-        teacher_temperature: float = Field(0.02, gt=0)
+        perplexity: float = Field(16, ge=1)
+        teacher_temperature: float | None = Field(None, gt=0)  # None: by the perplexity
         head: Literal["shared", "local"] = "shared"
 
     views: ClassVar = (VIEW,)
@@ -87,6 +116,7 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         super().__init__(config, channels)
         self._config = config
         self._targets: Tensor | None = None  # (n, projector_dim), of the round's images
+        self._temperatures: Tensor | None = None  # (n, 1), of the teacher's similarities
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
         """Two layers, no norm at the end: the teacher's features are not centred."""
@@ -102,8 +132,10 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         """Temperatures are those of the similarities."""
         unread = super().unread(config)
         if config.method.settings.loss == "cosine":
-            names = ("method.temperature", "method.teacher_temperature")
-            unread |= dict.fromkeys(names, "with method.loss=cosine")
+            names = ("temperature", "teacher_temperature", "perplexity")
+            unread |= dict.fromkeys((f"method.{name}" for name in names), "with method.loss=cosine")
+        elif config.method.settings.teacher_temperature is not None:
+            unread["method.perplexity"] = "with method.teacher_temperature"
         return unread
 
     def role(self, name: str) -> Role:
@@ -114,21 +146,35 @@ class Distill(ChecksClients, StartsRounds, Projecting):
 
     def start_round(self, received: Received) -> None:
         """Asks the teacher, unless it has seen these images."""
-        self._targets = targets_of(self._config, received.client, received.images)
+        targets = targets_of(self._config, received.client, received.images)
+        self._targets = targets
+        if self.settings.loss == "similarity":
+            self._temperatures = self._matched(targets)
+
+    def _matched(self, targets: Tensor) -> Tensor:
+        """(n, 1): of each image's similarities."""
+        if (given := self.settings.teacher_temperature) is not None:
+            return targets.new_full((len(targets), 1), given)
+        compared = targets[:MAX_COMPARED].T
+        parts = [
+            matched_temperatures(rows @ compared, self.settings.perplexity)
+            for rows in torch.split(targets, ROWS)
+        ]
+        return torch.cat(parts)
 
     def loss(self, batch: Batch) -> Step:
         """What the student makes of a view, against what the teacher made of the whole image."""
         assert self._targets is not None
         features, predictions = self.embed(batch.views)
-        settings, targets = self.settings, self._targets[batch.images]
-        if settings.loss == "cosine":
+        targets = self._targets[batch.images]
+        if self._temperatures is None:
             loss = cosine_distillation_loss(predictions[0], targets)
         else:
             loss = similarity_distillation_loss(
                 predictions[0],
                 targets,
                 self._targets[:MAX_COMPARED],
-                temperature=settings.temperature,
-                teacher_temperature=settings.teacher_temperature,
+                temperature=self.settings.temperature,
+                teacher_temperature=self._temperatures[batch.images],
             )
-        return Step({settings.loss: loss}, {"backbone": features, "projector": predictions})
+        return Step({self.settings.loss: loss}, {"backbone": features, "projector": predictions})

@@ -10,6 +10,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import Received, Role, build_method
 from orchestra_flwr.methods.distill import (
     cosine_distillation_loss,
+    matched_temperatures,
     similarity_distillation_loss,
 )
 from orchestra_flwr.methods.teacher import targets_of
@@ -63,6 +64,42 @@ def test_a_student_like_its_teacher_has_the_least_similarity_loss():
     entropy = -float((similarities * similarities.log()).sum(1).mean())
     assert loss(targets) == pytest.approx(entropy, abs=1e-5)
     assert all(loss(targets + 0.2 * unit(8, 6, seed)) > entropy for seed in range(2, 6))
+
+
+@pytest.mark.parametrize("spread", [0.2, 5.0])
+@pytest.mark.parametrize("perplexity", [1.5, 4, 16])
+def test_temperatures_give_each_image_the_perplexity(spread, perplexity):
+    """Of teachers whose features lie close together, or far apart."""
+    targets = F.normalize(1 + spread * unit(40, 9, 3), dim=1)
+    temperatures = matched_temperatures(targets @ targets.T, perplexity)
+    assert temperatures.shape == (40, 1)
+    for row, temperature in zip(targets @ targets.T, temperatures, strict=True):
+        shares = F.softmax(row / temperature, dim=0)
+        entropy = -float((shares * shares.clamp_min(1e-30).log()).sum())
+        assert math.exp(entropy) == pytest.approx(perplexity, rel=0.01)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_images_or_like_ones_have_temperatures(count):
+    for targets in (unit(count, 5, 0), unit(1, 5, 0).repeat(count, 1)):
+        temperatures = matched_temperatures(targets @ targets.T, 16)
+        assert torch.isfinite(temperatures).all() and (temperatures > 0).all()
+
+
+def test_a_temperature_of_ones_own_is_that_of_all_images(tiny):
+    for options, wanted in [((), None), (("method.teacher_temperature=0.3",), 0.3)]:
+        method = build_method(tiny("method=distill", "method.perplexity=2", *options), 1)
+        method.start_round(Received("0", 0, 1, IMAGES))
+        rows = torch.tensor([4, 0, 17])
+        targets = targets_of(tiny("method=distill"), "0", IMAGES)
+        used = wanted or matched_temperatures(targets @ targets.T, 2)[rows]
+        predictions = unit(3, targets.shape[1], 1)
+        method.embed = lambda views, made=predictions: (views, (made,))
+        batch = type("Batch", (), {"images": rows, "views": (IMAGES[rows],)})
+        loss = similarity_distillation_loss(
+            predictions, targets[rows], targets, temperature=0.1, teacher_temperature=used
+        )
+        assert float(method.loss(batch).losses["similarity"]) == pytest.approx(float(loss))
 
 
 @pytest.mark.parametrize(("width", "error"), [(64, 0.1), (256, 1e-6)])
