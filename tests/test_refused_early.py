@@ -10,12 +10,12 @@ import pytest
 from orchestra_flwr import simulate
 from orchestra_flwr.cli import main, server_main
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.sources import image_folder
+from orchestra_flwr.data.image_files import file_lists
 from orchestra_flwr.folder_lock import locked
 
 PHOTOS = ("data=image_folder", "data.root=photos", "engine=inline")
 FLAT = ("data=image_folder", "data.root=flat", "engine=inline")
-LOAD = image_folder.load_files
+DECODE = file_lists.decode_files
 NOISE = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
 
 
@@ -36,7 +36,7 @@ def place(tmp_path, monkeypatch):
     def decoded(*_):
         pytest.fail("images are read")
 
-    monkeypatch.setattr(image_folder, "load_files", decoded)
+    monkeypatch.setattr(file_lists, "decode_files", decoded)
     return tmp_path
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written(place, capsys):
 
 def test_a_run_that_another_process_continues(place, capsys, tiny_overrides, monkeypatch):
     with monkeypatch.context() as whole:
-        whole.setattr(image_folder, "load_files", LOAD)
+        whole.setattr(file_lists, "decode_files", DECODE)
         assert main([*tiny_overrides, "run_dir=run", "federation.rounds=1"]) == 0
     with locked(Path("run")):
         assert main(["resume=run"]) == 2

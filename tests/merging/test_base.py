@@ -70,6 +70,8 @@ def test_transformers_have_weights_to_compare(tiny, overrides):
 
 @pytest.mark.parametrize("adaptation", ["norms", "lora", "blocks"])
 def test_what_an_adaptation_trains_has_weights_to_compare(tiny, adaptation):
+    if adaptation == "lora":
+        pytest.importorskip("peft", reason="needs the extra timm")
     overrides = ["method=byol", "model=resnet18", f"adaptation={adaptation}"]
     moved_apart(build_learner(tiny(*overrides), 1))
 
