@@ -104,9 +104,10 @@ class SavedEncoderConfig(OfSavedEncoder):
         if not isinstance(data, dict) or not are_packages(packages):
             raise ConfigError(f"{file}: is damaged, data and plugins must be those of a run")
         imported = [p for p in packages if p in imported_packages()]
-        if self.data.augmentation is not None:  # what is not named of it is the run's
+        own = data.get("augmentation")
+        if self.data.augmentation is not None and isinstance(own, dict):
             named = self.data.augmentation.model_dump(exclude_unset=True)
-            wanted["augmentation"] = {**(data.get("augmentation") or {}), **named}
+            wanted["augmentation"] = own | named  # what is not named of it is the run's
         try:
             return self._checked({**data, **wanted}, [*self.plugins, *imported])
         except ConfigError:

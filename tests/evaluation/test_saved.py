@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -224,6 +225,9 @@ def test_one_key_of_the_augmentation_leaves_the_runs_others(run):
     options = [f"run={run}", "data.augmentation.flip=false"]
     augmentation = load(EvaluateConfig, options).images().augmentation
     assert (augmentation.flip, augmentation.crop_min) == (False, 0.3)
+    damaged = re.sub(r"augmentation:\n(    .*\n)+", "augmentation: damaged\n", file.read_text())
+    file.write_text(damaged)
+    assert load(EvaluateConfig, options).images().augmentation.flip is False
 
 
 def test_help_shows_every_key_and_none_that_is_not_used(command):
