@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
 from orchestra_flwr.square_image import square_image
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
@@ -28,7 +28,8 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
             maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
             images, pairs (image, label), or mappings with an image and maybe a label: torch's and
             torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), lists. Labels
-            are whole numbers or texts; -1 and None mean no label. In a mapping the label is the
+            are whole numbers or texts; -1 and None mean no label; test images without are left out
+            where others have one. In a mapping the label is the
             item "label"; else the only column of class labels, or called "class" or "target"; else
             the only one with "label" in its name.
         size: height and width of its images in pixels.
@@ -40,14 +41,16 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
     train_set, test_set = _splits(source)
     train = _read(train_set, "training", size)
     test = None if test_set is None else _read(test_set, "test", size)
-    if not train.labelled:
+    if train.missing == len(train.labels):
         return Dataset(name, ImageSet(train.stacked), shorter_side=train.shorter_side)
+    warn_of_unlabelled("dataset", train.part, train.missing, len(train.labels))
     names, numbers = _classes(train)
     train_images = ImageSet(train.stacked, _labels(train, numbers), names)
-    if test is None or not test.labelled:
+    if test is None or test.missing == len(test.labels):
         return Dataset(name, train_images, shorter_side=train.shorter_side)
+    warn_of_unlabelled("dataset", test.part, test.missing, len(test.labels))
     labels = _labels(_named_as(train, test), numbers)
-    test_images = ImageSet(test.stacked, labels, names)
+    test_images = ImageSet(test.stacked, labels, names).labelled
     return Dataset(name, train_images, test_images, shorter_side=train.shorter_side)
 
 
@@ -79,19 +82,9 @@ class _Items:
         return torch.stack(self.images)
 
     @property
-    def labelled(self) -> bool:
-        """Whether all are labelled.
-
-        Raises:
-            ConfigError: some are, some are not.
-        """
-        unlabelled = sum(label is None for label in self.labels)
-        if 0 < unlabelled < len(self.labels):
-            raise ConfigError(
-                f"dataset: {unlabelled} of {len(self.labels)} {self.part} images have no label; "
-                "all must have one, or none"
-            )
-        return unlabelled == 0
+    def missing(self) -> int:
+        """How many have no label."""
+        return sum(label is None for label in self.labels)
 
 
 def _splits(source: Any) -> tuple[Any, Any]:
@@ -229,7 +222,7 @@ def _classes(train: _Items) -> tuple[tuple[str, ...], dict[int | str | None, int
         numbers: dict[int | str | None, int] = {number: number for number in range(len(names))}
         numbers |= {name: number for number, name in enumerate(names)}
         return tuple(printable(str(name)) for name in names), numbers
-    labels = sorted(set(train.labels), key=lambda label: (isinstance(label, str), label))
+    labels = sorted({*train.labels} - {None}, key=lambda label: (isinstance(label, str), label))
     return tuple(printable(str(label)) for label in labels), {x: n for n, x in enumerate(labels)}
 
 
@@ -251,6 +244,7 @@ def _named_as(train: _Items, test: _Items) -> _Items:
 
 
 def _labels(read: _Items, numbers: Mapping[int | str | None, int]) -> Tensor:
+    numbers = {None: UNLABELLED, **numbers}
     for position, label in enumerate(read.labels):
         if label not in numbers:
             raise ConfigError(

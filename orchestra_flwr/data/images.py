@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from logging import getLogger
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from orchestra_flwr.config import ConfigError
 
 LARGEST = 512  # pixels that `data.image_size` can be
 UNLABELLED = -1  # the label of an image without one
+
+logger = getLogger("orchestra_flwr.data")
 
 
 @dataclass(frozen=True)
@@ -193,3 +196,11 @@ def count_distinct(images: Iterable[Tensor], enough: int) -> int:
 
 def _digest(image: NDArray[np.uint8]) -> bytes:
     return blake2b(image.tobytes(), digest_size=16).digest()
+
+
+def warn_of_unlabelled(where: str, part: str, missing: int, count: int) -> None:
+    """Says how many of the `count` images of a part, "training" or "test", have no label."""
+    if missing:
+        then = "they are left out" if part == "test" else "they train without"
+        text = "%s: %d of %d %s images have no label; %s"
+        logger.warning(text, where, missing, count, part, then)

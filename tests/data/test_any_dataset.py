@@ -8,6 +8,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.square_image import square_image
 
@@ -120,6 +121,17 @@ def test_labels_that_are_texts_are_sorted():
     assert data.train.labels.tolist() == [1, 0, 1, 2, 0, 0]
 
 
+def test_some_labels(caplog):
+    labelled = list(zip(PICTURES, ["dog", None, "cat"], strict=False))
+    dataset = as_dataset((labelled, labelled[::-1]), "mine", 8)
+    assert dataset.train.classes == ("cat", "dog")
+    assert dataset.train.labels.tolist() == [1, UNLABELLED, 0]
+    assert dataset.test.labels.tolist() == [0, 1]
+    assert torch.equal(dataset.test.images, dataset.train.images[[2, 0]])
+    assert "dataset: 1 of 3 training images have no label; they train without" in caplog.text
+    assert "dataset: 1 of 3 test images have no label; they are left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -131,7 +143,6 @@ def test_labels_that_are_texts_are_sorted():
         ((PICTURES,) * 3, r"dataset: must be one or a pair \(train, test\), not 3"),
         ((PICTURES, np.arange(3)), r"labels; .* one data set: list\(zip\(images, labels\)\)"),
         ((PICTURES, ["cat", "dog"]), "a pair is .train, test., and the second holds labels"),
-        ([(PICTURES[0], 0), (PICTURES[1], None)], "1 of 2 training images have no label"),
         ([(PICTURES[0], 0.5)], "training image 0: its label must be a whole number or a text"),
         ([torch.zeros(3, 9, 9), torch.full((3, 9, 9), -2.0)], "training image 1: values of .*norm"),
         (

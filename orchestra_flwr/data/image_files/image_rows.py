@@ -14,7 +14,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import GroupOptions
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
-from orchestra_flwr.data.images import Dataset, ImageSet
+from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
 from orchestra_flwr.data.subset import SUBSET_SEED, balanced_subset
 from orchestra_flwr.files import folder_name
 
@@ -44,15 +44,17 @@ class Classes:
         self._number = {word: position for position, word in enumerate(numbers)}
 
     def targets(self, values: Sequence[Any]) -> Targets | None:
-        """Of the images of a split; None where those of some are hidden.
+        """Of the images of a split; UNLABELLED where hidden, None where all are.
 
-        Of several classes of an image those are left out that no training image shows.
+        Of several classes of an image those are left out that no training image shows; where the
+        classes of some are hidden, this is None.
 
         Raises:
             ConfigError: an image is of a class without training images, or of several classes
                 where no training image may be.
         """
-        if any(map(_is_hidden, values)):
+        hidden = [_is_hidden(value) for value in values]
+        if all(hidden) or (self.several and any(hidden)):
             return None
         if self.several:
             tags = np.zeros((len(values), len(self.names)), dtype=bool)
@@ -63,13 +65,15 @@ class Classes:
             raise ConfigError(
                 f"{self._key}: test images must have one label each, as the training images have"
             )
-        unknown = {str(value) for value in values} - self._number.keys()
+        words = [None if _is_hidden(value) else str(value) for value in values]
+        unknown = {word for word in words if word is not None} - self._number.keys()
         if unknown:
             raise ConfigError(
                 f"{self._key}: there are test images of a class without training images, "
                 f"{printable(min(unknown))}"
             )
-        return np.array([self._number[str(value)] for value in values], dtype=np.int64)
+        numbers = [UNLABELLED if word is None else self._number[word] for word in words]
+        return np.array(numbers, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Rows:
     Attributes:
         names: of the images, printable or not, for messages and for `read`.
         read: gives an image's file.
-        targets: what each shows; None if that is not known.
+        targets: what each shows, UNLABELLED if that is not known; None if it is of none.
         groups: whose each is; None if that is not known.
         identity: differs between two versions of the images; values that JSON can hold.
     """
@@ -108,12 +112,25 @@ class Rows:
             among = np.flatnonzero(np.isin(owner, drawn))
         targets = None if self.targets is None else self.targets[among]
         labels: Any = None if targets is None or targets.ndim > 1 else targets
-        chosen = balanced_subset(labels, len(among), limit)
-        indices = among[chosen].tolist()
+        return self._of(among[balanced_subset(labels, len(among), limit)])
+
+    def labelled(self) -> "Rows":
+        """Without the images whose class is not known; all, where none is."""
+        return self if self.targets is None else self._of(np.flatnonzero(~self.unlabelled))
+
+    @property
+    def unlabelled(self) -> NDArray[np.bool_]:
+        """(N,) which images have no label, though others have."""
+        if self.targets is None or self.targets.ndim > 1:
+            return np.zeros(len(self.names), dtype=bool)
+        return self.targets == UNLABELLED
+
+    def _of(self, chosen: NDArray[np.int64]) -> "Rows":
+        indices = chosen.tolist()
         return replace(
             self,
             names=[self.names[index] for index in indices],
-            targets=None if targets is None else targets[chosen],
+            targets=None if self.targets is None else self.targets[indices],
             groups=None if self.groups is None else [self.groups[index] for index in indices],
         )
 
@@ -157,8 +174,12 @@ def load_rows(
     Raises:
         ConfigError: no training image can be read, or `listed` refuses them.
     """
+    for rows, kind in ((train, "training"), (test, "test")):
+        if rows is not None:
+            missing = int(rows.unlabelled.sum())
+            warn_of_unlabelled(f"data={data.name}", kind, missing, len(rows.names))
     train = train.limited(data.train_limit, options.groups)
-    test = None if test is None else test.limited(data.test_limit)
+    test = None if test is None else test.labelled().limited(data.test_limit)
     parts = [part for part in (train, test) if part is not None]
     limits = [] if options.groups is None else [options.groups]
     key = cache_key(data.image_size, *facts, [_facts(train), test and _facts(test)], *limits)
@@ -179,9 +200,11 @@ def load_rows(
 
 def _facts(rows: Rows) -> list[Any]:
     targets = rows.targets
-    # An earlier version took hidden whole numbers for a class, -1: its caches are not used.
+    # Earlier versions took hidden whole numbers for a class, -1, and no labels where some were
+    # hidden: their caches are not used.
     shown = ["hidden"] if targets is None else [*targets.shape[1:]]
-    return [rows.identity, len(rows.names), *shown]
+    some = ["some hidden"] if rows.unlabelled.any() else []
+    return [rows.identity, len(rows.names), *shown, *some]
 
 
 def _dataset(

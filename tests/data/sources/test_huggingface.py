@@ -11,7 +11,7 @@ from PIL import Image
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.choices import PartitionConfig
-from orchestra_flwr.data import load_dataset, partition_by_name
+from orchestra_flwr.data import UNLABELLED, load_dataset, partition_by_name
 
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
 
@@ -159,10 +159,11 @@ def test_a_missing_word_is_no_class(config, saved):
     breed = ["x", None, "y", "x"]
     folder = saved(train=split(4, breed=breed), test=split(2, breed=["y", "x"]))
     dataset = load_dataset(config(folder, label="breed"))
-    assert dataset.train.labels is None and dataset.test is None
+    assert dataset.train.labels.tolist() == [0, UNLABELLED, 1, 0]
+    assert dataset.test.labels.tolist() == [1, 0]
     folder = saved(train=split(4, breed=["x", "z", "y", "x"]), test=split(2, breed=[None, "x"]))
     dataset = load_dataset(config(folder, label="breed"))
-    assert dataset.train.classes == ("x", "y", "z") and dataset.test is None
+    assert dataset.train.classes == ("x", "y", "z") and dataset.test.labels.tolist() == [0]
 
 
 def test_a_whole_number_below_zero_is_no_class(config, saved):
@@ -174,9 +175,9 @@ def test_a_whole_number_below_zero_is_no_class(config, saved):
 
     kind = {"label": "kind"}
     dataset = load_dataset(config(saved(train=numbered([3, 5, 3]), test=numbered([-1, 5])), **kind))
-    assert dataset.train.classes == ("3", "5") and dataset.test is None
+    assert dataset.train.classes == ("3", "5") and dataset.test.labels.tolist() == [1]
     dataset = load_dataset(config(saved(train=numbered([3, -1])), **kind))
-    assert dataset.train.labels is None and dataset.train.classes == ()
+    assert dataset.train.labels.tolist() == [0, UNLABELLED] and dataset.train.classes == ("3",)
     dataset = load_dataset(config(saved(train=numbered(["3", "-1"])), **kind))
     assert dataset.train.classes == ("-1", "3") and dataset.train.labels.tolist() == [1, 0]
 

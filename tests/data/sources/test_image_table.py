@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
-from orchestra_flwr.data import load_dataset
+from orchestra_flwr.data import UNLABELLED, load_dataset
 
 
 @pytest.fixture
@@ -73,7 +73,19 @@ def test_the_training_table_decides_whether_images_have_several_labels(config, t
 def test_without_labels(config):
     dataset = load_dataset(config(LINES, label=None))
     assert dataset.train.targets is None and dataset.train.classes == ()
-    assert load_dataset(config(LINES.replace("dog", ""))).train.labels is None  # one is hidden
+
+
+def test_some_labels(config, tmp_path, caplog):
+    lines = "file,label\na/0.png,dog\nb/1.png,\na/3.png,cat\n"
+    (tmp_path / "test.csv").write_text("file,label\nc/8.png,dog\nb/4.png,\n")
+    dataset = load_dataset(config(lines, test_table=str(tmp_path / "test.csv")))
+    assert dataset.train.classes == ("cat", "dog")
+    assert dataset.train.labels.tolist() == [1, UNLABELLED, 0]
+    assert dataset.test.labels.tolist() == [1]
+    assert "1 of 3 training images have no label; they train without" in caplog.text
+    assert "1 of 2 test images have no label; they are left out" in caplog.text
+    none = load_dataset(config("file,label\na/0.png,\nb/1.png,\n"))
+    assert none.train.labels is None and none.train.classes == ()
 
 
 def test_a_smaller_number_of_groups_is_among_the_larger(config):
