@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
@@ -17,6 +17,13 @@ class LabelSettings(Section):
     """Options under `method.` of every method that can learn from labels."""
 
     classes: tuple[str, ...] | None = Field(None, min_length=2)
+
+    @field_validator("classes")
+    @classmethod
+    def _no_class_twice(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if classes is not None and len(set(classes)) < len(classes):
+            raise ValueError(f"method.classes=[{','.join(classes)}]: must name each class once")
+        return classes
 
 
 class LearnsLabels(ABC):
@@ -80,7 +87,7 @@ def classes_of(config: Config) -> Classes | None:
     """
     if not sees_labels(config):
         return None
-    names = tuple(sorted(set(config.method.settings.classes or ())))
+    names = tuple(sorted(config.method.settings.classes or ()))
     count = len(names) or config.data.classes
     return Classes(count, names) if count else None
 
@@ -141,12 +148,12 @@ def _labels_of(config: Config, images: ImageSet) -> Tensor:
     if labels is None:
         raise ConfigError(
             "method: this one learns from labels, and the images have none: they must lie in "
-            "class folders, at least two of them"
+            "class folders, at least two of them, or have labels in a table"
         )
     if missing := int((labels == UNLABELLED).sum()):
         raise ConfigError(
-            f"method={config.method.name}: {missing} of the images lie outside of class folders "
-            "and have no label; methods for that take labels.fraction=1"
+            f"method={config.method.name}: {missing} of the images have no label; methods for that "
+            "take labels.fraction=1"
         )
     return labels
 

@@ -43,6 +43,13 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(tiny):
         assert "\n" not in str(error.value)
 
 
+def test_a_class_is_named_once(tiny):
+    with pytest.raises(
+        ConfigError, match=r"^method\.classes=\[cat,cat\]: must name each class once"
+    ):
+        tiny(*PHOTOS, "method.classes=[cat,cat]")
+
+
 def test_a_simulation_names_the_classes_that_it_has_loaded(tiny):
     config = with_class_names(tiny(*PHOTOS), ("cat", "dog"))
     assert classes_of(config) == Classes(2, ("cat", "dog"))
@@ -102,5 +109,5 @@ def test_images_that_nobody_labelled_take_part_if_some_labels_are_enough(tiny):
     assert labels_for(named, nobody).tolist() == [UNLABELLED] * 2
     assert labels_for(tiny("method=simclr"), mixed) is None
     needs_all = tiny(*PHOTOS, "method.classes=[dog,cat]")
-    with pytest.raises(ConfigError, match=r"1 of the images lie outside.*labels.fraction=1"):
+    with pytest.raises(ConfigError, match=r"1 of the images have no label.*labels.fraction=1"):
         labels_for(needs_all, mixed)
