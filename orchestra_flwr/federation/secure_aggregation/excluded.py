@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import release_of
-from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
+from orchestra_flwr.privacy.secure_sums import LEAST_COHORT, MOST_CLIENTS
 
 
 def check_secure_aggregation(config: Config) -> None:
@@ -52,6 +52,10 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
             "a sum needs a bound of the weights that no client's number gives away",
         )
     clients = config.federation.cohort_size(config.federation.clients)
+    key = f"federation.clients={config.federation.clients}"
     if clients < LEAST_COHORT:
         why = f"a sum of {clients} shows one client the other's result"
-        yield f"federation.clients={config.federation.clients}", "so many that 3 are asked", why
+        yield key, f"so many that {LEAST_COHORT} are asked", why
+    if clients > MOST_CLIENTS:
+        allowed = f"so many that {MOST_CLIENTS:,} are asked (federation.participation)"
+        yield key, allowed, "no client of a larger sum takes part"

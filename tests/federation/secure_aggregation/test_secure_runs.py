@@ -239,6 +239,7 @@ def test_what_clients_had_to_cut_is_said(tiny, federate, monkeypatch, capsys):
     ("method=cbafed", "method=cbafed: must be one without contributions, such as simclr or byol"),
     ("federation.weighting=samples", "federation.weighting=samples: must be uniform, or priv"),
     ("federation.participation=0.3", "federation.clients=6: must be so many that 3 are asked"),
+    ("federation.clients=1001", "federation.clients=1001: must be so many that 1,000 are asked"),
     ("terms.verification.weight=1", "terms.verification.rows=own: must be fixed"),
     ("privacy.full_weight=0", "privacy.full_weight=0"),
 ])  # fmt: skip
