@@ -159,6 +159,17 @@ def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
     assert found.completed
 
 
+def test_a_client_may_have_any_name(tracked, tracker):
+    """Clients' names are parts of metrics' names; with a letter that a tracker lacks, too."""
+    opened, folder = tracked
+    with opened() as trackers:
+        trackers.add(1, {**RECORD, "loss": {"Süd & Co. (2)": 1.5}})
+        trackers.finish(1, {}, folder)
+    found = READERS[tracker](folder)
+    shown = {"mlflow": "loss/Süd _ Co. _2_"}.get(tracker, "loss/Süd & Co. (2)")
+    assert [step for step, _ in found.numbers[shown]] == [1]
+
+
 def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch):
     opened, _ = tracked
     lines = []

@@ -1,6 +1,7 @@
 """MLflow: a run on a tracking server or in a file."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from orchestra_flwr.reporting.trackers import TrackedRun, Tracker
 EXPERIMENT = "orchestra_flwr"  # unless MLFLOW_EXPERIMENT_NAME names another
 RUN_TAG = "orchestra_flwr.run"
 MAX_PARAMETERS = 100  # in one message
+NOT_IN_A_NAME = re.compile(r"[^\w/.: -]")  # a client can have any name, a metric of MLflow cannot
 
 
 class MLflow(Tracker):
@@ -43,7 +45,10 @@ class MLflow(Tracker):
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
         """One message for all numbers."""
         now = int(1000 * time.time())
-        metrics = [self._metric(path, value, now, round) for path, value in numbers.items()]
+        metrics = [
+            self._metric(NOT_IN_A_NAME.sub("_", path), value, now, round)
+            for path, value in numbers.items()
+        ]
         self._client.log_batch(self._id, metrics=metrics)
 
     def picture(self, file: Path, round: int) -> None:
