@@ -105,9 +105,9 @@ def experiment_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def evaluate_main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m orchestra_flwr.evaluation`: evaluates a saved encoder; returns the exit code."""
+    """`orchestra-evaluate`: evaluates a saved encoder; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    command = shlex.join(["python", "-m", "orchestra_flwr.evaluation", *arguments])
+    command = shlex.join(["orchestra-evaluate", *arguments])
     return _command(EvaluateConfig, partial(_evaluate, command=command), usage.EVALUATE, arguments)
 
 

@@ -33,7 +33,7 @@ PROGRAMS = {
     "orchestra-sim": Config,
     "orchestra-server": ServerConfig,
     "orchestra-client": ClientConfig,
-    "python -m orchestra_flwr.evaluation": EvaluateConfig,
+    "orchestra-evaluate": EvaluateConfig,
     "orchestra-embed": EmbedConfig,
     "orchestra-label": LabelConfig,
     "orchestra-compare": CompareConfig,
@@ -82,13 +82,14 @@ def test_every_experiment_in_the_guides_is_there_and_the_other_way_round():
 
 
 def key_commands():
-    found = re.findall(r"deployment\.keys ([a-z]+[^`\n]*)", "\n".join(GUIDES))
+    found = re.findall(r"(?m)^(?:echo .* \| )?orchestra-keys ([a-z]+.*)", "\n".join(GUIDES))
     return [line.split() for line in found]
 
 
 def test_every_command_about_keys_runs_as_it_stands_in_the_guides(tmp_path, monkeypatch, capsys):
     """In the guide's order; only the key that is registered is the one made a line before."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "sites.csv").write_text("name,images\nclinic,/data/photos\n")
     ran = []
     for arguments in key_commands():
         if arguments[0] == "register":
@@ -96,7 +97,7 @@ def test_every_command_about_keys_runs_as_it_stands_in_the_guides(tmp_path, monk
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(made.encode())))
         assert keys_main(arguments) == 0, capsys.readouterr().err
         ran.append(arguments[0])
-    assert ran == ["server", "client", "register", "server"]  # the last one in a container
+    assert ran == ["server", "client", "register", "site", "site"]
     assert len(list((tmp_path / "security" / "clients").iterdir())) == 1
 
 

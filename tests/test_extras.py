@@ -93,13 +93,13 @@ def test_a_client_says_what_private_clustering_needs(tmp_path):
 COMMANDS = {
     "main": ("run_sim.py", []),
     "server_main": ("run_server.py", []),
-    "evaluate_main": ("python -m orchestra_flwr.evaluation", ["run=."]),
+    "evaluate_main": ("orchestra-evaluate", ["run=."]),
     "embed_main": ("orchestra-embed", ["run=.", "images=."]),
     "label_main": ("orchestra-label", ["run=.", "images=.", "labels=labels.csv"]),
     "compare_main": ("orchestra-compare", ["after=.", "images=."]),
     "export_main": ("orchestra-export", ["run=."]),
 }
-MODULES = ("orchestra_flwr.experiments",)
+MODULES = {"orchestra_flwr.experiments": "orchestra-report"}
 
 
 def test_python_and_any_other_command_say_in_one_line_what_to_install(tmp_path):
@@ -115,14 +115,14 @@ def test_python_and_any_other_command_say_in_one_line_what_to_install(tmp_path):
         os.chdir({str(tmp_path)!r})
         for command, (_, arguments) in {COMMANDS!r}.items():
             print(getattr(cli, command)(arguments))
-        for module in {MODULES!r}:
+        for module in {[*MODULES]!r}:
             try:
                 runpy.run_module(module, run_name="__main__")
             except SystemExit as error:
                 print(error.code)
     """
     done = python(program, tmp_path)
-    names = [*(name for name, _ in COMMANDS.values()), *(f"python -m {name}" for name in MODULES)]
+    names = [*(name for name, _ in COMMANDS.values()), *MODULES.values()]
     assert done.stderr.splitlines() == [
         f"{name}: matplotlib is not installed; pip install 'orchestra-flwr[server]'"
         for name in ("orchestra_flwr.simulate", *(f"error: {name}" for name in names))

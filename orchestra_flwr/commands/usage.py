@@ -25,8 +25,7 @@ def as_called(text: str, program: str) -> str:
 
 def script_of(text: str) -> str:
     """The name of a text's program."""
-    words = text.removeprefix("usage: ").split()
-    return " ".join(words[:3]) if words[0] == "python" else words[0]
+    return text.removeprefix("usage: ").split()[0]
 
 
 def program(text: str) -> str:
@@ -92,7 +91,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
   run_server.py resume=... resume_round=12            go back to one of the last three checkpoints
   run_server.py queue=runs                            many runs, see orchestra-submit --help
 
-Keys: python -m orchestra_flwr.deployment.keys server host=<name or address of this machine>
+Keys: orchestra-keys server host=<name or address of this machine>
 
 {_COMMON}{_COMPLETION}
 {_RUN_CODES}"""
@@ -147,13 +146,13 @@ usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table 
 Every other key=value is given to every run, see run_sim.py --help. Runs that are complete in the
 folder are not run again, whichever experiment they were made for, and those begun are resumed;
 a failed one does not hold up the others. Stop it with Ctrl-C and start it again to go on.
-The report, also of what there is so far: python -m orchestra_flwr.experiments FOLDER
+The report, also of what there is so far: orchestra-report folder=FOLDER
 
 Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run,
 130: stopped, 143: stopped by SIGTERM.
 """
 EVALUATE = f"""\
-usage: python -m orchestra_flwr.evaluation run=RUN [key=value ...]      evaluate a saved encoder
+usage: orchestra-evaluate run=RUN [key=value ...]      evaluate a saved encoder
 
   run=outputs/<name>/<date_time>                          by the run's own images
   run=encoder.safetensors data=cifar100 data.root=...     any encoder by other images (transfer)

@@ -1,4 +1,4 @@
-"""`python -m orchestra_flwr.evaluation`: evaluates a saved encoder."""
+"""`python -m orchestra_flwr.evaluation`: as `orchestra-evaluate`."""
 
 from orchestra_flwr.cli import evaluate_main
 

@@ -1,4 +1,4 @@
-"""`python -m orchestra_flwr.experiments FOLDER`: a report of the runs in a folder."""
+"""`orchestra-report folder=FOLDER`: a report of the runs in a folder."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.output_streams import ignore_closed_streams
 
 USAGE = """\
-usage: python -m orchestra_flwr.experiments FOLDER [plugins=[PACKAGE,...]]
+usage: orchestra-report folder=FOLDER [plugins=[PACKAGE,...]]
 
 Writes report.html (one page that needs nothing else), report.md and figures/ into FOLDER, from the
 run folders in it: those of orchestra-experiment, or any others. Of runs with packages of plug-ins
@@ -22,12 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     # Heavy imports wait for help and for wrong arguments.
     ignore_closed_streams()
+    stop_on_sigterm()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
     named = [text.partition("=")[2] for text in arguments if text.startswith("plugins=")]
-    folders = [text for text in arguments if not text.startswith("plugins=")]
+    others = [text for text in arguments if not text.startswith("plugins=")]
+    folders = [text.removeprefix("folder=") for text in others]
     if len(folders) != 1:
         print(USAGE, file=sys.stderr)
         return 2
@@ -48,12 +50,11 @@ def _report(folder: str, named: Sequence[str]) -> None:
         import_packages([name for text in named for name in text.strip("[]").split(",") if name])
     except PluginError as error:
         raise ConfigError(f"plugins: {error}") from None
-    require_server("python -m orchestra_flwr.experiments")
+    require_server("orchestra-report")
     from orchestra_flwr.experiments.report.writer import write_report
 
     print(f"report: {write_report(folder)}")
 
 
 if __name__ == "__main__":
-    stop_on_sigterm()
     sys.exit(main())

@@ -124,7 +124,7 @@ def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]
         f"{summary['not_evaluated']}.",
         "Next:",
         "  evaluate it with labelled images (train/<class>/ and test/<class>/ in a folder or zip):",
-        f"    python -m orchestra_flwr.evaluation run={here} data=image_folder data.root=<images>",
+        f"    orchestra-evaluate run={here} data=image_folder data.root=<images>",
         "  look at images by it, and find similar ones:",
         f"    orchestra-embed run={here} images=<folder or zip>",
         "  see whether training helped:",

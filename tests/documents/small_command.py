@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestra_flwr import cli
 from orchestra_flwr.config import load_config, swept_values, without_unread
+from orchestra_flwr.experiments.__main__ import main as report_main
 
 ROOT = Path(__file__).parents[2]
 # A run of a few seconds on one core. What a run does not read is left out.
@@ -28,11 +29,13 @@ PROGRAMS = {
     "orchestra-compare": cli.compare_main,
     "orchestra-export": cli.export_main,
     "orchestra-experiment": cli.experiment_main,
+    "orchestra-evaluate": cli.evaluate_main,
+    "orchestra-report": report_main,
 }
 # What is added for the others: a page and an export take seconds as they are.
 ADDED = {
     "python benchmarks/toy_theory.py": ("--dimensions", "100", "--sources", "2"),
-    "python -m orchestra_flwr.evaluation": ("data.image_size=16",),  # as small encoders have it
+    "orchestra-evaluate": ("data.image_size=16",),  # as small encoders have it
 }
 
 
@@ -66,11 +69,6 @@ def first_run_alone(make_plan):
 
 def main():
     program, *arguments = sys.argv[1:]
-    if program == "python" and arguments[0] == "-m":
-        _, module, *rest = arguments
-        sys.argv = [module, *rest, *ADDED.get(f"python -m {module}", ())]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        return 0
     if program == "python":
         script, *rest = arguments
         sys.argv = [script, *rest, *ADDED.get(f"python {script}", ())]
@@ -83,7 +81,7 @@ def main():
         from orchestra_flwr.experiments import planning
 
         planning.make_plan = first_run_alone(planning.make_plan)
-    sys.argv = [program, *arguments]
+    sys.argv = [program, *arguments, *ADDED.get(program, ())]
     return PROGRAMS[program]()
 
 

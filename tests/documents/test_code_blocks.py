@@ -43,7 +43,8 @@ NEEDS = {
 }
 RUN = (
     "orchestra-sim", "orchestra-embed", "orchestra-label", "orchestra-compare", "orchestra-export",
-    "orchestra-experiment", "python -m orchestra_flwr", "python benchmarks/toy_theory.py",
+    "orchestra-experiment", "orchestra-evaluate", "orchestra-report",
+    "python benchmarks/toy_theory.py",
 )  # fmt: skip
 SHELL = re.compile(
     r"(?:orchestra-\w+|python3?|uv|UV_\w+=\S+|pip|make|git|sudo|docker|ray|echo|scp|flwr|cd|/usr/\S+|"

@@ -232,5 +232,5 @@ def test_one_key_of_the_augmentation_leaves_the_runs_others(run):
 
 def test_help_shows_every_key_and_none_that_is_not_used(command):
     code, out, _ = command("--help")
-    assert code == 0 and out.startswith("usage: python -m orchestra_flwr.evaluation run=RUN")
+    assert code == 0 and out.startswith("usage: orchestra-evaluate run=RUN")
     assert "protocols:" in out and "knn_k:" in out and "training:" not in out

@@ -60,7 +60,7 @@ def test_without_scores_what_to_do_next_is_said():
     text = printed(False, summary, "my runs/one")
     assert "|" not in text
     assert "not evaluated with labels: there are no labels." in text
-    assert "python -m orchestra_flwr.evaluation run='my runs/one' data=image_folder" in text
+    assert "orchestra-evaluate run='my runs/one' data=image_folder" in text
     assert "orchestra-embed run='my runs/one' images=" in text
     assert "orchestra-compare after='my runs/one' images=" in text
     assert text.splitlines()[-1] == "run folder: my runs/one"

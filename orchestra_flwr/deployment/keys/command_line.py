@@ -1,10 +1,11 @@
-"""The command ``python -m orchestra_flwr.deployment.keys``: its words and exit codes."""
+"""The command ``orchestra-keys``: its words and exit codes."""
 
 import sys
 from collections.abc import Sequence
 
-from orchestra_flwr.commands.endings import run_command
+from orchestra_flwr.commands.endings import run_command, stop_on_sigterm
 from orchestra_flwr.config import ConfigError, parse
+from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.deployment.keys.client_keys import NAME_RULE
 from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.keys.server_keys import DEFAULT_DAYS
@@ -57,6 +58,8 @@ Exit code 0: done, 2: an error, and nothing was written, 130 or 143: stopped, no
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
+    ignore_closed_streams()
+    stop_on_sigterm()
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def work() -> None:

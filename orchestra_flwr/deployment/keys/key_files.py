@@ -15,7 +15,7 @@ from orchestra_flwr.files import make_private_folder, naming, sync_folder, write
 
 logger = logging.getLogger(__name__)
 
-COMMAND = "python -m orchestra_flwr.deployment.keys"
+COMMAND = "orchestra-keys"
 MAX_BYTES = 1 << 20  # bytes; no key or certificate comes near, a wrong path may well
 
 

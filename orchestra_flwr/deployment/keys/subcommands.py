@@ -201,7 +201,7 @@ def register_client(options: RegisterOptions) -> None:
     if name != key.comment and re.fullmatch(NAME_PATTERN, key.comment):
         raise ConfigError(  # the server would refuse the client, which keeps to its key's name
             f"name={name}: this key is named {key.comment}, and so is its client: leave name= out, "
-            "or make another key with `keys client name=...`"
+            f"or make another key with `{COMMAND} client name=...`"
         )
     write_all(files)
     done = "registered" if files else "already registered:"

@@ -76,7 +76,7 @@ def test_a_client_whose_key_has_another_name_at_the_server_says_that_it_is_refus
     assert said == [
         "cannot take part: the server refuses this client: its key is registered there as cellar, "
         "and named kitchen in keys/client.pub. Either end that file with cellar and start this "
-        "client again, or run at the server: python -m orchestra_flwr.deployment.keys revoke "
+        "client again, or run at the server: orchestra-keys revoke "
         "name=cellar, then register key=client.pub"
     ]
     assert "refusal" not in ask(one, "greet", greeting(server, registered="kitchen"))[CONFIG]

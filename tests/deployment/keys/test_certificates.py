@@ -332,7 +332,10 @@ def forge(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (lambda s: (s / "ca.crt").unlink(), r"ca\.crt is missing: make it with: python -m "),
+        (
+            lambda s: (s / "ca.crt").unlink(),
+            r"ca\.crt is missing: make it with: orchestra-keys server ",
+        ),
         (lambda s: (s / "server.crt").unlink(), r"server\.crt is missing: make it with: "),
         (lambda s: (s / "server.key").unlink(), r"server\.key is missing: make it with: "),
         (shutil.rmtree, r"ca\.crt is missing: .* server folder=.* host="),

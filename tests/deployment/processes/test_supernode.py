@@ -144,7 +144,7 @@ time.sleep(600)
         (
             REFUSED.format(fixed_answers.REFUSED[fixed_answers.UNKNOWN_KEY_REGISTERS]),
             "refuses this client: its key is not registered there, or was revoked. Bring "
-            "keys/client.pub there and run python -m orchestra_flwr.deployment.keys register "
+            "keys/client.pub there and run orchestra-keys register "
             "key=client.pub; trying again",
         ),
         (
