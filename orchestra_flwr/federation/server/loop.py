@@ -230,7 +230,7 @@ class _Run:
         report = RoundReport()
         if number > 0:
             rounds = range(number, self.config.federation.rounds + 1)
-            images = [self.members.images[client] for client in round_.cohort]
+            images = [round_.images[client] for client in round_.cohort]  # some may have left
             in_one_stage = images if self.federation.exchange.private else None
             self.estimate.round_started(
                 len(rounds), sum(map(self.encoders.is_due, rounds)), in_one_stage
