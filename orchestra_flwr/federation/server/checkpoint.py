@@ -38,43 +38,32 @@ LEARNED_ROUNDS = 3  # a deadline follows from: one alone may have asked quick cl
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands.
+    """Where a run stands."""
 
-    Attributes:
-        round: the last finished round; 0 after the first, clustering-only one.
-        seconds: wall time spent so far, in all sessions.
-        bytes_up: of arrays received so far.
-        bytes_down: of arrays sent so far.
-        smallest_cluster: images behind the row with the fewest of them that any client sent so
-            far; None without any.
-        drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
-        clients: all that were ever there, in the order of their numbers.
-        exchange: what the exchange remembers; arrays only in dictionaries, by names.
-        last_used: of real clients, by their names: the latest rounds in which their replies and
-            their rows were used.
-        usual: how far replies moved the model in the last stages.
-        best: of the best encoder so far its round and score; empty without any.
-        holders: clients of a simulation that have had the frozen weights.
-        slowest: seconds of the slowest good replies of the last rounds, where rounds end early.
-        counted: clients whose work has counted so far, where rounds end early.
-        clock: the virtual time, where there is one.
-    """
-
-    round: int
-    seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    smallest_cluster: int | None = None
+    round: int  # the last finished one; 0 after the first, which trains nothing
+    seconds: float = 0.0  # wall time spent so far, in all sessions
+    bytes_up: int = 0  # of arrays received so far
+    bytes_down: int = 0  # of arrays sent so far
+    smallest_cluster: int | None = None  # images behind the smallest row so far; None without any
+    # [clients, cohort, rounds] of the rounds so far that ended with noise
     drawn: list[list[int]] = field(default_factory=list)
+    # All that were ever there, in the order of their numbers
     clients: list[str] = field(default_factory=list)
+    # What the exchange remembers; arrays only in dictionaries, by names
     exchange: dict[str, Any] = field(default_factory=dict)
+    # Of real clients: the latest rounds in which their replies and their rows were used
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
+    # How far replies moved the model in the last stages
     usual: dict[str, list[float]] = field(default_factory=dict)
+    # Of the best encoder so far its round and score; empty without any
     best: dict[str, float] = field(default_factory=dict)
+    # Clients of a simulation that have had the frozen weights
     holders: list[str] = field(default_factory=list)
+    # Where rounds end early: seconds of the slowest good replies of the last rounds, and the
+    # clients whose work has counted so far
     slowest: list[float] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
-    clock: dict[str, Any] = field(default_factory=dict)
+    clock: dict[str, Any] = field(default_factory=dict)  # the virtual time, where there is one
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.
