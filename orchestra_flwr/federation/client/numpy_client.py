@@ -328,18 +328,10 @@ class OrchestraClient(NumPyClient):
     def _folder(self) -> ClientStateFolder:
         if self.state_folder is None:
             raise ValueError(
-                f"{self._what_remembers}: client {self.name} keeps state from round to round, "
-                "and was started without a folder for it"
+                f"client {self.name} keeps state from round to round in this run, and was started "
+                "without a folder for it"
             )
         return self.state_folder
-
-    @property
-    def _what_remembers(self) -> str:
-        if has_local_state(self.config, self.learner):
-            return f"merging={self.config.merging.name}"
-        if keeps_state(self.config, self.learner):
-            return "training.optimizer_state=keep"
-        return f"exchange={self.config.exchange.name}"
 
     @property
     def _compares(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -190,14 +191,7 @@ def run_id(folder: Path) -> str:
     Raises:
         FederationError: the file cannot be written or read.
     """
-    path = folder / RUN_FILE
-    try:
-        if not path.is_file():
-            make_private_folder(folder)
-            write_atomically(path, secrets.token_hex(8).encode())
-        return path.read_text()
-    except OSError as error:
-        raise FederationError(f"cannot use the run's id in {path}: {error}") from error
+    return _drawn_once(folder / RUN_FILE, 8, "the run's id")
 
 
 def noise_key(folder: Path) -> bytes:
@@ -210,17 +204,21 @@ def noise_key(folder: Path) -> bytes:
     Raises:
         FederationError: the file cannot be written or read, or is damaged.
     """
-    path = folder / KEY_FILE
+    text = _drawn_once(folder / KEY_FILE, 32, "the key of the noise")
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise FederationError(f"cannot use the key of the noise in {folder / KEY_FILE}: damaged")
+    return bytes.fromhex(text)
+
+
+def _drawn_once(path: Path, size: int, what: str) -> str:
+    """So many bytes of the system's in hexadecimal; a file holds them from the first call on."""
     try:
         if not path.is_file():
-            make_private_folder(folder)
-            write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
-        key = bytes.fromhex(path.read_text())
+            make_private_folder(path.parent)
+            write_atomically(path, secrets.token_hex(size).encode(), mode=0o600)
+        return path.read_text()
     except (OSError, ValueError) as error:
-        raise FederationError(f"cannot use the key of the noise in {path}: {error}") from error
-    if len(key) != 32:
-        raise FederationError(f"cannot use the key of the noise in {path}: it is damaged")
-    return key
+        raise FederationError(f"cannot use {what} in {path}: {error}") from error
 
 
 def forget_noise_key(folder: Path) -> None:

@@ -167,7 +167,7 @@ class Evaluator:
         """
         if (statistics or self.batch_norm) == RECALIBRATED:
             return self._recalibrated(backbone)
-        return self._as_it_is(backbone)
+        return Encoder.of(self.config, backbone)
 
     def _recalibrated(self, backbone: Backbone, name: str = "") -> Encoder:
         assert self.dataset is not None
@@ -190,7 +190,7 @@ class Evaluator:
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
     ) -> dict[str, Any]:
-        own = partial(self._score, name, self._as_it_is(backbone), head)
+        own = partial(self._score, name, Encoder.of(self.config, backbone), head)
         both = self.config.evaluation.recalibrated
         if not self._norms.can_recalibrate:
             scores: dict[str, Any] = own()
@@ -204,9 +204,6 @@ class Evaluator:
             kind = LOADED if has_statistics(backbone) else INITIAL
             return _better(kind, own(), recalibrated_scores) | beside
         return {**(recalibrated_scores if self.batch_norm == RECALIBRATED else own()), **beside}
-
-    def _as_it_is(self, backbone: Backbone) -> Encoder:
-        return Encoder.of(self.config, backbone)
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         encoder = encoder.to(self._device)
