@@ -263,15 +263,17 @@ def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[s
 
 def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays of a message down for models: `<model>/<array>`; as they are for one alone."""
-    if len(arrays) == 1:
-        return dict(next(iter(arrays.values())))
     return {
-        f"{model}/{name}": array for model, parts in arrays.items() for name, array in parts.items()
+        prefix + name: array
+        for prefix, parts in zip(_prefixes([*arrays]), arrays.values(), strict=True)
+        for name, array in parts.items()
     }
 
 
-def names_down(schemas: Schemas, models: Sequence[str]) -> list[list[str]]:
-    """For each model of a message down the names of its arrays, in the order of `schemas.down`."""
-    if len(models) == 1:
-        return [schemas.down]
-    return [[f"{model}/{name}" for name in schemas.down] for model in models]
+def names_down(schemas: Schemas, models: Sequence[str]) -> list[str]:
+    """The names of the arrays of a message down, for one model after the other."""
+    return [prefix + name for prefix in _prefixes(models) for name in schemas.down]
+
+
+def _prefixes(models: Sequence[str]) -> list[str]:
+    return [""] if len(models) == 1 else [f"{model}/" for model in models]

@@ -178,7 +178,8 @@ class _Run:
             self.progress.message(f"resumed after round {position.round}")
             self.federation.exchange.load_state(position.exchange)
             self.members.holders.update(position.holders)
-            self._load_time(position)
+            if self.timeline is not None:
+                self.timeline.load_state(position.clock)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
         for note in self._notes():
@@ -191,14 +192,6 @@ class _Run:
         self._evaluate_last(metrics[-1])
         with self.progress.phase("saving the encoder and the summary"):
             return self._finish(position, metrics)
-
-    def _load_time(self, position: Position) -> None:
-        if self.timeline is None:
-            return
-        try:
-            self.timeline.load_state(position.clock)
-        except ValueError as error:
-            raise FederationError(f"resume={self.folder.path}: {error}") from error
 
     def _notes(self) -> Iterator[str]:
         """What a person should know before the first round."""

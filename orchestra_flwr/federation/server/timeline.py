@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.clocks import Device
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.flower.streaming_grid import Arrival
@@ -61,10 +62,13 @@ class Timeline:
         """Takes back what :meth:`state` returned.
 
         Raises:
-            ValueError: the devices are others than those that the run began with.
+            FederationError: the devices are others than those that the run began with.
         """
         if state and state["devices"] != self._fingerprint:
-            raise ValueError("the table of clock.devices is another than the run began with")
+            raise FederationError(
+                f"clock.devices={self.config.clock.settings.devices}: is another table than the "
+                "run began with"
+            )
         self.now = state.get("now", 0.0)
         self._busy = dict(state.get("busy", {}))
 
