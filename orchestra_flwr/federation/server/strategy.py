@@ -50,10 +50,6 @@ class OrchestraStrategy(Strategy):
 
     Replies must come in the order of the messages, as the grids of
     :mod:`orchestra_flwr.federation.engines` yield them.
-
-    Attributes:
-        began: when the first client was asked, as `time.perf_counter` counts: no client can have
-            worked for longer.
     """
 
     federation: Federation  # its models are changed
@@ -67,7 +63,7 @@ class OrchestraStrategy(Strategy):
         self._config = self.federation.config
         self._schemas = self.federation.schemas
         self._models = self.federation.models
-        self.began = time.perf_counter()
+        self.began = time.perf_counter()  # no client can have worked for longer
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
 

@@ -25,9 +25,6 @@ class Timeline:
     A reply comes when the model has been received, all images have been trained on and the answer
     has been sent, each at the device's speed. Who is away goes on later; who is late works on, and
     cannot be asked before that has ended.
-
-    Attributes:
-        now: seconds.
     """
 
     resumable = True
@@ -38,7 +35,7 @@ class Timeline:
     schemas: Schemas  # of what travels
 
     def __post_init__(self) -> None:
-        self.now = 0.0
+        self.now = 0.0  # seconds
         self._down = _bytes(self.schemas, Role.SHARED.value) + 4 * self.schemas.server.size
         self._up = _bytes(self.schemas, self.schemas.reply)
         release = release_of(self.config)
