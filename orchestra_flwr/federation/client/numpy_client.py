@@ -145,11 +145,9 @@ class OrchestraClient(NumPyClient):
 
         Args:
             parameters: the flat arrays named by `receives`, for one model after the other.
-            config: `round` (int), `train` (bool; false in the first round of methods whose server
-                state is made before training). Where they apply: `models` (the names of the models
-                that are received), `contribute` (false: arrays without rows), `index` (the
-                client's number in the run), `population` (how many have numbers), `stage` (of
-                the round, where it is not the first).
+            config: of a task `round` (int), `train` (bool; false in the first round of methods
+                whose server state is made before training), and where they apply `models`,
+                `contribute`, `index`, `population` and `stage`, as :class:`_RoundState` has them.
 
         Returns:
             The arrays named by `returns` (only after training: the shared state, moved by at most
@@ -191,7 +189,7 @@ class OrchestraClient(NumPyClient):
 
         Args:
             parameters: the flat arrays named by `receives`.
-            config: `round` (int).
+            config: of a task `round` (int).
 
         Returns:
             A loss, the number of images, and the scores, as :meth:`Scoring.scores`.

@@ -202,11 +202,7 @@ class Schemas:
     def unpack_trained(
         self, arrays: Mapping[str, np.ndarray], received: np.ndarray | None
     ) -> np.ndarray:
-        """(size,) state after training that a client's arrays tell.
-
-        Args:
-            arrays: as :meth:`pack_trained` makes them.
-            received: (size,) state before it; needed where `sends_updates`.
+        """(size,) state after training by what :meth:`pack_trained` made of it.
 
         Raises:
             ValueError: an array is missing, or has another type or size.

@@ -266,14 +266,9 @@ class Evaluator:
 
 
 def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) -> dict[str, Any]:
-    """The better scores before training, by the linear probe, and those of the other statistics.
+    """As :meth:`Evaluator.scores` before training, of the network's own `kind` of statistics.
 
     Without labels nothing says which are better; those of the pretraining are taken, if any are.
-
-    Args:
-        kind: whose statistics the network's own are: `INITIAL` ones, of no images, are never taken.
-        own: scores with the network's own statistics.
-        recalibrated: with those of the server's images.
     """
     a, b = (scores.get("linear", scores.get("map", 0)) for scores in (own, recalibrated))
     if kind == LOADED and a >= b:
