@@ -232,7 +232,6 @@ class OrchestraClient(NumPyClient):
         )
 
     def _observe(self, work: _RoundState) -> LocalResult:
-        received = self._received(work, False, work.model)
         return observe_round(
             self.learner,
             self.images,
@@ -240,7 +239,7 @@ class OrchestraClient(NumPyClient):
             work.seed,
             labels=self.labels,
             contribute=work.contribute,
-            received=received,
+            received=self._received(work, work.model),
         )
 
     def _train(self, work: _RoundState) -> LocalResult:
@@ -253,7 +252,7 @@ class OrchestraClient(NumPyClient):
         self._local_state_changed = True
         if len(work.arrays) > 1:
             self._choose(work, saved)
-        received = self._received(work, self.learner.needs_received, work.model)
+        received = self._received(work, work.model)
         if has_local_state(self.config, self.learner):  # not if only exchange or optimizer keep it
             if saved is None and isinstance(self.learner.method, KeepsState):
                 self.learner.method.start_local_state()
@@ -283,7 +282,7 @@ class OrchestraClient(NumPyClient):
             unpack_state(work.arrays[model], self.learner, self.schemas)
             for name, tensor in self.learner.state(Role.LOCAL).items():
                 tensor.copy_(local[name])  # a loss may have moved the client's own target
-            return self._received(work, self.learner.needs_received, model)
+            return self._received(work, model)
 
         remembered = with_prefix(saved.tensors, EXCHANGE) if saved else {}
         names, seed = list(work.arrays), work.seed
@@ -294,10 +293,9 @@ class OrchestraClient(NumPyClient):
         load(work.model)
         work.arrays = {work.model: work.arrays[work.model]}  # the others go
 
-    def _received(self, work: _RoundState, with_state: bool, model: str) -> Received:
-        state = None
-        if with_state:
-            state = received_state(work.arrays[model], self.schemas)
+    def _received(self, work: _RoundState, model: str) -> Received:
+        arrays = work.arrays[model] if self.learner.needs_received else {}
+        state = received_state(arrays, self.schemas) if arrays else None
         round_, images = work.seed.round, self.images
         return Received(self.name, work.index, round_, images, state, work.population)
 

@@ -31,10 +31,10 @@ from orchestra_flwr.federation.server.round_record import overhead, round_record
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import NOT_EVALUATED, Evaluated, RunEncoders
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.run_summary import chance_losses, run_summary
+from orchestra_flwr.federation.server.run_summary import run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
-from orchestra_flwr.methods import ordered_backbones, release_of
+from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import (
     Progress,
@@ -132,7 +132,7 @@ class _Run:
             self.federation, members, self.privacy, folder, self.timeline, self.work,
             progress.message,
         )  # fmt: skip
-        self.encoders = RunEncoders(config, self.evaluator, self.models, exchange, progress.phase)
+        self.encoders = RunEncoders(config, self.evaluator, self.models, exchange)
         self.best = BestEncoder(self.evaluator)
         self.skipped = len(self.evaluator.dataset.skipped) if self.evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
@@ -306,7 +306,11 @@ class _Run:
         self.estimate.client_done(self.members.images.get(client, 0))  # it may have left
 
     def _evaluate(self, number: int) -> Evaluated:
-        evaluated, self.estimate.evaluation = self.encoders.evaluate(number)
+        began = time.perf_counter()
+        when = f"after round {number}" if number else "before training"
+        with self.progress.phase(f"evaluating the encoder {when}"):
+            evaluated = self.encoders.evaluate(number)
+        self.estimate.evaluation = time.perf_counter() - began
         return evaluated
 
     def _show(self, record: dict[str, Any], report: RoundReport, scores: Scores | None) -> None:
@@ -334,7 +338,9 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        if warnings := run_warnings(summary, metrics, chance_losses(self.config, method)):
+        size = self.config.training.batch_size
+        chance = method.chance_losses(size) if isinstance(method, KnowsChance) else {}
+        if warnings := run_warnings(summary, metrics, chance):
             summary["warnings"] = warnings
         if self.work is not None:
             self.work.give_up()

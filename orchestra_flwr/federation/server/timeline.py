@@ -177,6 +177,4 @@ def _of_wave(
 
 def _bytes(schemas: Schemas, name: str) -> int:
     """Of a message's arrays with the shared state."""
-    if not schemas.shared.size:
-        return 0
     return sum(dtype.itemsize * size for dtype, size in schemas.codec.form(name).values())
