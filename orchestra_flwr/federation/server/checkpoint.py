@@ -204,9 +204,10 @@ def noise_key(folder: Path) -> bytes:
     Raises:
         FederationError: the file cannot be written or read, or is damaged.
     """
-    text = _drawn_once(folder / KEY_FILE, 32, "the key of the noise")
+    path = folder / KEY_FILE
+    text = _drawn_once(path, 32, "the key of the noise")
     if not re.fullmatch("[0-9a-f]{64}", text):
-        raise FederationError(f"cannot use the key of the noise in {folder / KEY_FILE}: damaged")
+        raise FederationError(f"cannot use the key of the noise in {path}: it is damaged")
     return bytes.fromhex(text)
 
 
