@@ -29,15 +29,10 @@ from orchestra_flwr.seeding import torch_generator
 
 @dataclass(frozen=True)
 class Population:
-    """A dataset and its split.
+    """A dataset and its split."""
 
-    Attributes:
-        dataset: training and test images.
-        parts: for each client, by its name, the indices of its training images, ascending.
-    """
-
-    dataset: Dataset
-    parts: dict[str, np.ndarray]
+    dataset: Dataset  # training and test images
+    parts: dict[str, np.ndarray]  # by client the indices of its training images, ascending
 
 
 def load_population(

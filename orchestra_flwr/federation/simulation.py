@@ -74,12 +74,12 @@ def simulate(
     population: Population,
     folder: RunFolder,
     progress: Progress,
-    engine: Engine | None = None,
+    engine: Engine,
 ) -> dict[str, Any]:
     """Runs the federation.
 
     Args:
-        engine: that of the configuration, where it has begun already.
+        engine: that of the configuration, which has begun.
 
     Returns:
         The summary, as it stands in `summary.json`.
@@ -88,7 +88,6 @@ def simulate(
         ConfigError: resources that this machine does not have.
         FederationError: the run could not be completed.
     """
-    engine = engine or config.engine.build(config)
     engine.message = progress.message
     _announce(config, population, engine, progress)
     trial = core_seconds(config, population) if config.resume is None else None

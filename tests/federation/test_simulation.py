@@ -28,7 +28,8 @@ def simulated(tiny, tmp_path):
         config = tiny("federation.rounds=1", f"run_dir={tmp_path / name}")
         progress = Watched(1)
         folder = RunFolder.create(config)
-        return progress, lambda: simulate(config, load_population(config), folder, progress)
+        engine = config.engine.build(config)
+        return progress, lambda: simulate(config, load_population(config), folder, progress, engine)
 
     return run
 

@@ -88,20 +88,17 @@ def test_what_kept_it_from_starting_is_told_where_it_is_needed(ray):
         start.wait()
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_run_uses_what_was_begun_or_starts_and_ends_it(ray, tiny, monkeypatch, begun):
+def test_a_run_uses_what_was_begun(ray, tiny, monkeypatch):
     ray.may.set()
     states = []
     monkeypatch.setattr(ray_engine, "_run_ray", lambda *_: states.append(ray.running) or {})
     config = tiny("engine=ray", "engine.workers=1")
     engine = config.engine.build(config)
-    if begun:
-        engine.begin()
+    engine.begin()
     engine.run(lambda *_: {}, 2)
     assert states == [True] and ray.started == [1]
-    if begun:
-        assert ray.running
-        engine.end()
+    assert ray.running
+    engine.end()
     threads_end()
     assert ray.ended == 1
 

@@ -56,9 +56,6 @@ class Aggregation(Plugin, ABC):
         Args:
             values: (size,) float32; not kept, and not changed.
             weight: what it counts, above 0.
-
-        Raises:
-            ValueError: a weight that is not allowed, or an array of another size.
         """
 
     @abstractmethod
@@ -66,7 +63,6 @@ class Aggregation(Plugin, ABC):
         """(size,) float32 new state of the model; called once, after the last state.
 
         Raises:
-            ValueError: nothing was added, and nothing follows from that.
             TooFewResultsError: the rule needs more results.
         """
 
@@ -100,20 +96,12 @@ class RobustAggregation(Aggregation):
 
     def add(self, values: np.ndarray, weight: float) -> None:
         """Keeps a copy."""
-        if not weight > 0:
-            raise ValueError(f"weights are positive, not {weight}")
-        if values.shape != (self.size,):
-            raise ValueError(f"expected ({self.size},), got {values.shape}")
         self._states.append(np.array(values, np.float32))
         self._weights.append(weight)
 
     def result(self) -> np.ndarray:
-        """What :meth:`combine` makes of the states, which are let go."""
-        if not self._states:
-            raise ValueError("the aggregate of nothing")
-        states, weights = self._states, np.array(self._weights)
-        self._states, self._weights = [], []
-        return self.combine(states, weights)
+        """What :meth:`combine` makes of the states."""
+        return self.combine(self._states, np.array(self._weights))
 
     @abstractmethod
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:

@@ -28,27 +28,16 @@ class Mean(Aggregation):
 
     def add(self, values: np.ndarray, weight: float) -> None:
         """Adds it to the sum."""
-        if not weight > 0:
-            raise ValueError(f"weights are positive, not {weight}")
-        if values.shape != tuple(self._sum.shape):
-            raise ValueError(f"expected {tuple(self._sum.shape)}, got {values.shape}")
         for part, total in _blocks(as_tensor(values), self._sum):
             total.add_(part.double(), alpha=weight)
         self._weight += weight
 
     def result(self) -> np.ndarray:
-        """(size,) float32 mean, which takes the sum's place: nothing can be added after it.
-
-        Raises:
-            ValueError: nothing was added.
-        """
-        if not self._weight:
-            raise ValueError("the mean of nothing")
+        """(size,) float32 mean, which takes the sum's place: nothing can be added after it."""
         # In the sum's own memory: a block is always written where all has been read before.
         mean = self._sum.view(torch.float32)[: len(self._sum)]
         for part, total in _blocks(mean, self._sum):
             part.copy_(total / self._weight)
-        self._sum, self._weight = torch.zeros(0, dtype=torch.float64), 0.0
         return mean.numpy()
 
 

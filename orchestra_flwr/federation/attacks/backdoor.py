@@ -20,17 +20,11 @@ class Backdoor(Attack):
     """
 
     class Settings(Section):
-        """Options.
+        """Options."""
 
-        Attributes:
-            share: of an attacker's images, the part that becomes copies.
-            patch: side of the patch as a share of the image's.
-            scale: the update is sent so many times as large.
-        """
-
-        share: float = Field(0.5, gt=0, le=1)
-        patch: float = Field(0.25, gt=0, le=1)
-        scale: float = Field(1.0, gt=0)
+        share: float = Field(0.5, gt=0, le=1)  # of an attacker's images: so many become copies
+        patch: float = Field(0.25, gt=0, le=1)  # side of the patch as a share of the image's
+        scale: float = Field(1.0, gt=0)  # the update is sent so many times as large
 
     settings: Settings
 

@@ -56,13 +56,8 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     task = content.config_records[CONFIG]
     received = received_arrays(client, content)
     models = [str(name) for name in task.get(MODELS) or ["model"]]  # type: ignore[union-attr]
-    names = [name for part in names_down(client.schemas, models) for name in part]
-    keys = ("contribute", "index", "population", "stage")
-    optional = {key: task[key] for key in keys if key in task}
-    arrays, examples, metrics = client.fit(
-        [received.pop(name) for name in names],
-        {"round": task["round"], "train": task["train"], "models": models, **optional},
-    )
+    names = names_down(client.schemas, models)
+    arrays, examples, metrics = client.fit([received.pop(name) for name in names], dict(task))
     returned = (client.returns if task["train"] else []) + client.contributes
     about: dict[str, Any] = {"schema": client.schemas.fingerprint}
     trained = str(metrics.pop("model"))
@@ -88,10 +83,8 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     if not client.config.evaluation.asks_clients:
         raise ValueError("evaluation.unsupervised=false: this run asks its clients for no scores")
     received = received_arrays(client, content)
-    _, examples, scores = client.evaluate(
-        [received.pop(name) for name in client.receives],
-        {"round": content.config_records[CONFIG]["round"]},
-    )
+    task = dict(content.config_records[CONFIG])
+    _, examples, scores = client.evaluate([received.pop(name) for name in client.receives], task)
     return RecordDict(
         {
             METRICS: MetricRecord({**scores, "examples": examples}),

@@ -87,7 +87,9 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
         folder = ClientStateFolder(Path(str(task[CLIENTS])) / folder_name(name), str(task[RUN]))
     own = None
     if config.evaluation.clients:
-        own = own_classes(config, population, name, _everybodys(config_json))
+        with _LOADING:
+            everybodys = _everybodys(config_json)
+        own = own_classes(config, population, name, everybodys)
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
     hostile = name in attackers(config, list(population.parts))
     return (Attacker if hostile else OrchestraClient)(
@@ -135,13 +137,8 @@ def _warned_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@lru_cache(maxsize=1)
 def _everybodys(config_json: str) -> ImageSet:
     """All clients' labelled training images as probes have them, once a process and run."""
-    with _LOADING:
-        return _load_everybodys(config_json)
-
-
-@lru_cache(maxsize=1)
-def _load_everybodys(config_json: str) -> ImageSet:
     config, population, *_ = _load(config_json)
     return evaluation_dataset(config, population).train

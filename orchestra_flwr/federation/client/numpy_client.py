@@ -145,11 +145,9 @@ class OrchestraClient(NumPyClient):
 
         Args:
             parameters: the flat arrays named by `receives`, for one model after the other.
-            config: `round` (int), `train` (bool; false in the first round of methods whose server
-                state is made before training). Where they apply: `models` (the names of the models
-                that are received), `contribute` (false: arrays without rows), `index` (the
-                client's number in the run), `population` (how many have numbers), `stage` (of
-                the round, where it is not the first).
+            config: of a task `round` (int), `train` (bool; false in the first round of methods
+                whose server state is made before training), and where they apply `models`,
+                `contribute`, `index`, `population` and `stage`, as :class:`_RoundState` has them.
 
         Returns:
             The arrays named by `returns` (only after training: the shared state, moved by at most
@@ -191,7 +189,7 @@ class OrchestraClient(NumPyClient):
 
         Args:
             parameters: the flat arrays named by `receives`.
-            config: `round` (int).
+            config: of a task `round` (int).
 
         Returns:
             A loss, the number of images, and the scores, as :meth:`Scoring.scores`.
@@ -234,7 +232,6 @@ class OrchestraClient(NumPyClient):
         )
 
     def _observe(self, work: _RoundState) -> LocalResult:
-        received = self._received(work, False, work.model)
         return observe_round(
             self.learner,
             self.images,
@@ -242,7 +239,7 @@ class OrchestraClient(NumPyClient):
             work.seed,
             labels=self.labels,
             contribute=work.contribute,
-            received=received,
+            received=self._received(work, work.model),
         )
 
     def _train(self, work: _RoundState) -> LocalResult:
@@ -255,7 +252,7 @@ class OrchestraClient(NumPyClient):
         self._local_state_changed = True
         if len(work.arrays) > 1:
             self._choose(work, saved)
-        received = self._received(work, self.learner.needs_received, work.model)
+        received = self._received(work, work.model)
         if has_local_state(self.config, self.learner):  # not if only exchange or optimizer keep it
             if saved is None and isinstance(self.learner.method, KeepsState):
                 self.learner.method.start_local_state()
@@ -285,7 +282,7 @@ class OrchestraClient(NumPyClient):
             unpack_state(work.arrays[model], self.learner, self.schemas)
             for name, tensor in self.learner.state(Role.LOCAL).items():
                 tensor.copy_(local[name])  # a loss may have moved the client's own target
-            return self._received(work, self.learner.needs_received, model)
+            return self._received(work, model)
 
         remembered = with_prefix(saved.tensors, EXCHANGE) if saved else {}
         names, seed = list(work.arrays), work.seed
@@ -296,10 +293,9 @@ class OrchestraClient(NumPyClient):
         load(work.model)
         work.arrays = {work.model: work.arrays[work.model]}  # the others go
 
-    def _received(self, work: _RoundState, with_state: bool, model: str) -> Received:
-        state = None
-        if with_state:
-            state = received_state(work.arrays[model], self.schemas)
+    def _received(self, work: _RoundState, model: str) -> Received:
+        arrays = work.arrays[model] if self.learner.needs_received else {}
+        state = received_state(arrays, self.schemas) if arrays else None
         round_, images = work.seed.round, self.images
         return Received(self.name, work.index, round_, images, state, work.population)
 
@@ -328,18 +324,10 @@ class OrchestraClient(NumPyClient):
     def _folder(self) -> ClientStateFolder:
         if self.state_folder is None:
             raise ValueError(
-                f"{self._what_remembers}: client {self.name} keeps state from round to round, "
-                "and was started without a folder for it"
+                f"client {self.name} keeps state from round to round in this run, and was started "
+                "without a folder for it"
             )
         return self.state_folder
-
-    @property
-    def _what_remembers(self) -> str:
-        if has_local_state(self.config, self.learner):
-            return f"merging={self.config.merging.name}"
-        if keeps_state(self.config, self.learner):
-            return "training.optimizer_state=keep"
-        return f"exchange={self.config.exchange.name}"
 
     @property
     def _compares(self) -> bool:

@@ -77,7 +77,7 @@ class Scoring:
     def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:
             raise ValueError("evaluation.clients=true: only simulated clients know their classes")
-        encoder = self._encoder(backbone)
+        encoder = Encoder.of(self.config, backbone)
         scores = self.own_classes.scores(encoder, head, self.config.evaluation.batch_size)
         return {LOCAL_SCORES + name: value for name, value in scores.items()}
 
@@ -87,7 +87,7 @@ class Scoring:
         if self.personal is None or evaluation.personal_labels is None:
             return {}
         accuracy = personal_accuracy(
-            self._encoder(backbone),
+            Encoder.of(self.config, backbone),
             self.images,
             self.personal,
             count=evaluation.personal_labels,
@@ -96,6 +96,3 @@ class Scoring:
             penalty=penalty_of(evaluation.probe),
         )
         return {} if accuracy is None else {PERSONAL: accuracy}
-
-    def _encoder(self, backbone: Backbone) -> Encoder:
-        return Encoder.of(self.config, backbone)

@@ -104,11 +104,8 @@ class SecureAnswers:
             )
         basis = basis_of(content)
         arrays = received_arrays(client, content)
-        optional = {key: task[key] for key in ("contribute", "index", "population") if key in task}
-        (trained, *rows), images, metrics = client.fit(
-            [arrays[name] for name in client.receives],
-            {"round": round_, "train": True, **optional},
-        )
+        parameters = [arrays[name] for name in client.receives]
+        (trained, *rows), images, metrics = client.fit(parameters, dict(task))
         del metrics["model"]
         before = client.schemas.codec.decode(Role.SHARED.value, arrays)
         weight = weight_of_images(client.config, images)

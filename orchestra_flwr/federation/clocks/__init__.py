@@ -19,21 +19,13 @@ DAY = 24 * HOUR
 
 @dataclass(frozen=True)
 class Device:
-    """What a client runs on.
+    """What a client runs on."""
 
-    Attributes:
-        images_per_second: that it trains on, above 0.
-        down: bytes per second that it receives, above 0.
-        up: bytes per second that it sends, above 0.
-        leaves: hour of the day at which it goes away.
-        hours_away: of each day, below 24; 0: it is always there.
-    """
-
-    images_per_second: float
-    down: float
-    up: float
-    leaves: float = 0.0
-    hours_away: float = 0.0
+    images_per_second: float  # that it trains on, above 0
+    down: float  # bytes per second that it receives, above 0
+    up: float  # bytes per second that it sends, above 0
+    leaves: float = 0.0  # hour of the day at which it goes away
+    hours_away: float = 0.0  # of each day, below 24; 0: it is always there
 
     def back(self, now: float) -> float:
         """When it is there: `now`, in seconds since the first midnight, or when it comes back."""

@@ -61,7 +61,7 @@ class Virtual(Clock):
         """Refuses secure sums, whose stages have no virtual time."""
         if config.privacy.secure_aggregation:
             raise ValueError(
-                "clock=virtual: must be none with privacy.secure_aggregation=true, whose five "
+                "clock=virtual: must be none with privacy.secure_aggregation=true, whose six "
                 "stages have no virtual time"
             )
 

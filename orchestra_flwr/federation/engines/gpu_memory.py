@@ -44,17 +44,13 @@ def share_of(needed: int, total: int) -> float:
     return min(1.0, math.ceil(needed * RESERVE / total / STEP) * STEP)
 
 
-def measured_share(config: Config) -> float:
+@lru_cache(maxsize=1)
+def measured_share(config_json: str) -> float:
     """:func:`share_of` what a client of this configuration takes on the first GPU.
 
     Raises:
         ConfigError: the client does not fit, or its process fails.
     """
-    return _measured_share(config.to_json())
-
-
-@lru_cache(maxsize=1)
-def _measured_share(config_json: str) -> float:
     done = subprocess.run(
         [sys.executable, "-m", "orchestra_flwr.federation.engines.gpu_memory"],
         input=config_json, capture_output=True, text=True, check=False,

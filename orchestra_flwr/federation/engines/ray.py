@@ -102,7 +102,7 @@ class RayEngine(Engine):
         ray_backend(self.config)
 
     def begin(self) -> None:
-        """Begins to start Ray, unless a cluster is joined; without this :meth:`run` does it."""
+        """Begins to start Ray, unless a cluster is joined."""
         if self.settings.address is None:
             self._start = RayStart(ray_backend(self.config)["init_args"], self._tries)
 
@@ -127,24 +127,16 @@ class RayEngine(Engine):
             warm_up(grid, workers.num_actors, self.config)
             return serve(grid, workers.num_actors)
 
-        with self._ray_is_up():
-            return _run_ray(nodes, backend, warmed, workers, self.is_over)
+        self._wait_for_ray()
+        return _run_ray(nodes, backend, warmed, workers, self.is_over)
 
-    @contextlib.contextmanager
-    def _ray_is_up(self) -> Iterator[None]:
-        begins_here = self._start is None and self.settings.address is None
-        if begins_here:
-            self.begin()
+    def _wait_for_ray(self) -> None:
+        importlib.import_module("flwr.simulation")  # takes seconds, in which Ray starts
         try:
-            importlib.import_module("flwr.simulation")  # takes seconds, in which Ray starts
             if self._start is not None:
                 self._start.wait()
-            yield
         except RayStartError as error:
             raise RayIsMissingError(str(error)) from None
-        finally:
-            if begins_here:
-                self.end()
 
 
 def warm_up(grid: Grid, workers: int, config: Config) -> None:

@@ -82,7 +82,7 @@ def gpu_share(config: Config, nodes: list[Node]) -> float:
     workers = {node: max(1, int(node.cpus / config.training.threads)) for node in gpus}
     even = max(1 / math.ceil(count / node.gpus) for node, count in workers.items())
     # A cluster's GPUs are elsewhere: there, nothing can be measured before the first client.
-    return even if address else max(even, measured_share(config))
+    return even if address else max(even, measured_share(config.to_json()))
 
 
 def ray_backend(config: Config) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A few steps that are tried on this machine before a run: how long its training will take."""
 
 import time
+from contextlib import suppress
 
 import torch
 
@@ -9,6 +10,7 @@ from orchestra_flwr.federation.population import Population
 from orchestra_flwr.methods import Received, Role, labels_for
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, resolve_device, torch_threads, train_round
+from orchestra_flwr.training.step import TrainingError
 
 # Images of the steps, one after the other. The first is slow and counts for nothing; two images
 # of 224 pixels take seconds then, and 64 small ones have the pace of a batch.
@@ -43,7 +45,8 @@ def train_a_batch(config: Config, population: Population, count: int) -> float:
 def core_seconds(config: Config, population: Population) -> float | None:
     """Seconds that clients train in all rounds, if one after another; None of runs that are short.
 
-    On a CPU: a GPU, or a cluster's machines, have another pace than these steps show here.
+    On a CPU: a GPU, or a cluster's machines, have another pace than these steps show here. None as
+    well where a step fails: the run's clients will say why.
     """
     engine, federation = config.engine, config.federation
     if engine.plugin.is_remote(engine.settings) or resolve_device(config.device).type != "cpu":
@@ -52,12 +55,17 @@ def core_seconds(config: Config, population: Population) -> float | None:
     passes = images * federation.participation * federation.rounds * config.training.local_epochs
     if passes * config.data.view_size**2 < SHORT:
         return None
-    with torch_threads(config.training.threads), torch.random.fork_rng(devices=[]):
+    with (
+        suppress(TrainingError),
+        torch_threads(config.training.threads),
+        torch.random.fork_rng(devices=[]),
+    ):
         for position, most in enumerate(IMAGES):
             count = min(most, len(population.dataset.train))
             first = train_a_batch(config, population, count)
             seconds = train_a_batch(config, population, count)
             if position and seconds > ENOUGH:
                 break
-    once = max(first - seconds, 0)  # a teacher describes each image once
-    return (seconds * passes + once * images) / count
+        once = max(first - seconds, 0)  # a teacher describes each image once
+        return (seconds * passes + once * images) / count
+    return None

@@ -10,13 +10,9 @@ Arrivals = list[tuple[str, int]]  # clients, each with the round whose model it 
 
 
 class Work(Protocol):
-    """Clients at work: on a virtual clock, or on machines of their own.
+    """Clients at work: on a virtual clock, or on machines of their own."""
 
-    Attributes:
-        resumable: whether what is under way goes on when a run is resumed.
-    """
-
-    resumable: bool
+    resumable: bool  # whether what is under way goes on when a run is resumed
 
     def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
         """The clients that can begin now; waits until there is one, where time is virtual."""

@@ -25,16 +25,12 @@ from orchestra_flwr.training import Learner
 class Task:
     """What a client is asked for in a stage.
 
-    Attributes:
-        client: its name.
-        models: names of the models that it is sent, at least one; it trains one of them.
-
     Raises:
         ValueError: no model, or one twice.
     """
 
     client: str
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # that it is sent, at least one; it trains one of them
 
     def __post_init__(self) -> None:
         if not self.models or len(set(self.models)) < len(self.models):
@@ -45,19 +41,15 @@ class Task:
 class Stage:
     """Tasks of clients that work at the same time.
 
-    Attributes:
-        tasks: of the clients; there may be none.
-        copies: models that become copies of others before the stage, with server state and the
-            moments of their optimizers.
-        mixing: models that, when all results are in, become sums of the models in it, each with its
-            weight. All sums are of the models as they were before.
-
     Raises:
         ValueError: a client has two tasks.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...]  # there may be none
+    # Models that become copies of others before the stage, with server state and the moments of
+    # their optimizers
     copies: Mapping[str, str] = field(default_factory=dict)
+    # Models that, when all results are in, become sums of models as they were, each with its weight
     mixing: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,20 +60,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """A good result, as the server looks at it.
-
-    Attributes:
-        client: its name.
-        model: that it trained.
-        state: (size,) float32 shared state after training; only to be read, not to be kept.
-        before: makes the (size,) float32 state that it trained from.
-        trained: where the values lie that gradients train; all others are statistics and averages.
-    """
+    """A good result, as the server looks at it."""
 
     client: str
-    model: str
-    state: np.ndarray
-    before: Callable[[], np.ndarray]
+    model: str  # that it trained
+    state: np.ndarray  # (size,) float32 shared state after it; only to be read, not to be kept
+    before: Callable[[], np.ndarray]  # makes the (size,) float32 state that it trained from
+    # Where the values lie that gradients train; all others are statistics and averages
     trained: Sequence[slice]
 
     def update(self) -> np.ndarray:
@@ -93,28 +78,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a client chooses a model from.
+    """What a client chooses a model from."""
 
-    Attributes:
-        names: of the models that it was sent.
-        load: puts one of them into the learner; returns what a client knows that starts with it.
-        learner: what is going to be trained; it holds the first model, and the client's own local
-            state where there is any. Whatever a choice changes in it of the models is undone.
-        images: (n, C, H, W) uint8, all of the client's.
-        labels: (n,) int64 beside them, for methods that learn from labels.
-        kept: what :meth:`Exchange.keep` returned after the client's last training, or nothing.
-        config: of the run.
-        seed: the client's randomness in this round and stage.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # of the models that it was sent
+    # Puts one of them into the learner; returns what a client knows that starts with it
     load: Callable[[str], Received]
+    # What is going to be trained; it holds the first model, and the client's own local state where
+    # there is any. Whatever a choice changes in it of the models is undone.
     learner: Learner
-    images: Tensor
-    labels: Tensor | None
+    images: Tensor  # (n, C, H, W) uint8, all of the client's
+    labels: Tensor | None  # (n,) int64 beside them, for methods that learn from labels
+    # What :meth:`Exchange.keep` returned after the client's last training, or nothing
     kept: Mapping[str, Tensor]
     config: Config
-    seed: ClientSeed
+    seed: ClientSeed  # the client's randomness in this round and stage
 
 
 class Exchange(Plugin, ABC):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.federation.messages import base13
+from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.models.batch_norm import is_variance
 
 BLOCK = 4096  # values that share a scale: smaller blocks hardly round less (docs/performance.md)
@@ -203,8 +204,7 @@ class BlockCodec(Codec):
 
 def _parts(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """The arrays of one name without it, as tensors."""
-    first = f"{name}."
-    return {k.removeprefix(first): _tensor(a) for k, a in arrays.items() if k.startswith(first)}
+    return {part: _tensor(array) for part, array in with_prefix(arrays, f"{name}.").items()}
 
 
 def _encode_blocks(

@@ -202,11 +202,7 @@ class Schemas:
     def unpack_trained(
         self, arrays: Mapping[str, np.ndarray], received: np.ndarray | None
     ) -> np.ndarray:
-        """(size,) state after training that a client's arrays tell.
-
-        Args:
-            arrays: as :meth:`pack_trained` makes them.
-            received: (size,) state before it; needed where `sends_updates`.
+        """(size,) state after training by what :meth:`pack_trained` made of it.
 
         Raises:
             ValueError: an array is missing, or has another type or size.
@@ -263,15 +259,17 @@ def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[s
 
 def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays of a message down for models: `<model>/<array>`; as they are for one alone."""
-    if len(arrays) == 1:
-        return dict(next(iter(arrays.values())))
     return {
-        f"{model}/{name}": array for model, parts in arrays.items() for name, array in parts.items()
+        prefix + name: array
+        for prefix, parts in zip(_prefixes([*arrays]), arrays.values(), strict=True)
+        for name, array in parts.items()
     }
 
 
-def names_down(schemas: Schemas, models: Sequence[str]) -> list[list[str]]:
-    """For each model of a message down the names of its arrays, in the order of `schemas.down`."""
-    if len(models) == 1:
-        return [schemas.down]
-    return [[f"{model}/{name}" for name in schemas.down] for model in models]
+def names_down(schemas: Schemas, models: Sequence[str]) -> list[str]:
+    """The names of the arrays of a message down, for one model after the other."""
+    return [prefix + name for prefix in _prefixes(models) for name in schemas.down]
+
+
+def _prefixes(models: Sequence[str]) -> list[str]:
+    return [""] if len(models) == 1 else [f"{model}/" for model in models]

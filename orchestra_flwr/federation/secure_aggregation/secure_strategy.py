@@ -133,10 +133,11 @@ class SecureStrategy(OrchestraStrategy):
         """The stage in which clients train."""
         tasks = tuple(task for task in self.stage.tasks if task.client in clients)
         text = _same({"alive": clients})
-        training = OrchestraStrategy(
-            self.federation, self.round, replace(self.stage, tasks=tasks), self.report, self.number,
+        training = replace(
+            self,
+            stage=replace(self.stage, tasks=tasks),
             entries=lambda client: self._entries("input", client, text(client)),
-        )  # fmt: skip
+        )
         messages = training.configure_train(self.round.number)
         replies = self._grid.send_and_receive(
             map(self._with_basis, messages), timeout=self._timeout

@@ -20,13 +20,9 @@ class Numbers:
 
 
 class SumCodec(ABC):
-    """Encodes one client's update, and decodes the sum of all.
+    """Encodes one client's update, and decodes the sum of all."""
 
-    Attributes:
-        noise: of the sum in units of the clip; 0: there is none.
-    """
-
-    noise = 0.0
+    noise = 0.0  # of the sum in units of the clip; 0: there is none
 
     @property
     @abstractmethod

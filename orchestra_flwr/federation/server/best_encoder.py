@@ -27,10 +27,6 @@ class BestEncoder:
 
     Args:
         evaluator: of the run; makes encoders of backbones.
-
-    Attributes:
-        round: after which it was; None: no round was scored yet.
-        score: that it had.
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
@@ -40,8 +36,8 @@ class BestEncoder:
         self._start_counts = self._by in BY_LABELS or begins_trained(evaluator.config)
         self._evaluator = evaluator
         self._tensors: dict[str, Tensor] = {}
-        self.round: int | None = None
-        self.score: float | None = None
+        self.round: int | None = None  # after which it was; None: no round was scored yet
+        self.score: float | None = None  # that it had
 
     def check(self) -> None:
         """Refuses a score that the server's images cannot give.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -38,43 +39,32 @@ LEARNED_ROUNDS = 3  # a deadline follows from: one alone may have asked quick cl
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands.
+    """Where a run stands."""
 
-    Attributes:
-        round: the last finished round; 0 after the first, clustering-only one.
-        seconds: wall time spent so far, in all sessions.
-        bytes_up: of arrays received so far.
-        bytes_down: of arrays sent so far.
-        smallest_cluster: images behind the row with the fewest of them that any client sent so
-            far; None without any.
-        drawn: [clients, cohort, rounds] of the rounds so far that ended with noise.
-        clients: all that were ever there, in the order of their numbers.
-        exchange: what the exchange remembers; arrays only in dictionaries, by names.
-        last_used: of real clients, by their names: the latest rounds in which their replies and
-            their rows were used.
-        usual: how far replies moved the model in the last stages.
-        best: of the best encoder so far its round and score; empty without any.
-        holders: clients of a simulation that have had the frozen weights.
-        slowest: seconds of the slowest good replies of the last rounds, where rounds end early.
-        counted: clients whose work has counted so far, where rounds end early.
-        clock: the virtual time, where there is one.
-    """
-
-    round: int
-    seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    smallest_cluster: int | None = None
+    round: int  # the last finished one; 0 after the first, which trains nothing
+    seconds: float = 0.0  # wall time spent so far, in all sessions
+    bytes_up: int = 0  # of arrays received so far
+    bytes_down: int = 0  # of arrays sent so far
+    smallest_cluster: int | None = None  # images behind the smallest row so far; None without any
+    # [clients, cohort, rounds] of the rounds so far that ended with noise
     drawn: list[list[int]] = field(default_factory=list)
+    # All that were ever there, in the order of their numbers
     clients: list[str] = field(default_factory=list)
+    # What the exchange remembers; arrays only in dictionaries, by names
     exchange: dict[str, Any] = field(default_factory=dict)
+    # Of real clients: the latest rounds in which their replies and their rows were used
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
+    # How far replies moved the model in the last stages
     usual: dict[str, list[float]] = field(default_factory=dict)
+    # Of the best encoder so far its round and score; empty without any
     best: dict[str, float] = field(default_factory=dict)
+    # Clients of a simulation that have had the frozen weights
     holders: list[str] = field(default_factory=list)
+    # Where rounds end early: seconds of the slowest good replies of the last rounds, and the
+    # clients whose work has counted so far
     slowest: list[float] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
-    clock: dict[str, Any] = field(default_factory=dict)
+    clock: dict[str, Any] = field(default_factory=dict)  # the virtual time, where there is one
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
         """With one more round in what is counted.
@@ -201,14 +191,7 @@ def run_id(folder: Path) -> str:
     Raises:
         FederationError: the file cannot be written or read.
     """
-    path = folder / RUN_FILE
-    try:
-        if not path.is_file():
-            make_private_folder(folder)
-            write_atomically(path, secrets.token_hex(8).encode())
-        return path.read_text()
-    except OSError as error:
-        raise FederationError(f"cannot use the run's id in {path}: {error}") from error
+    return _drawn_once(folder / RUN_FILE, 8, "the run's id")
 
 
 def noise_key(folder: Path) -> bytes:
@@ -222,16 +205,21 @@ def noise_key(folder: Path) -> bytes:
         FederationError: the file cannot be written or read, or is damaged.
     """
     path = folder / KEY_FILE
+    text = _drawn_once(path, 32, "the key of the noise")
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise FederationError(f"cannot use the key of the noise in {path}: it is damaged")
+    return bytes.fromhex(text)
+
+
+def _drawn_once(path: Path, size: int, what: str) -> str:
+    """So many bytes of the system's in hexadecimal; a file holds them from the first call on."""
     try:
         if not path.is_file():
-            make_private_folder(folder)
-            write_atomically(path, secrets.token_hex(32).encode(), mode=0o600)
-        key = bytes.fromhex(path.read_text())
+            make_private_folder(path.parent)
+            write_atomically(path, secrets.token_hex(size).encode(), mode=0o600)
+        return path.read_text()
     except (OSError, ValueError) as error:
-        raise FederationError(f"cannot use the key of the noise in {path}: {error}") from error
-    if len(key) != 32:
-        raise FederationError(f"cannot use the key of the noise in {path}: it is damaged")
-    return key
+        raise FederationError(f"cannot use {what} in {path}: {error}") from error
 
 
 def forget_noise_key(folder: Path) -> None:

@@ -45,9 +45,6 @@ class EncoderDelivery:
 
     A client that has it already, as one of a server that was killed here, is sent nothing. What
     it says is one of three words; any other is no answer.
-
-    Attributes:
-        before: what :meth:`at_the_end` returned before the run was resumed; None: nothing.
     """
 
     grid: Grid  # the SuperLink's
@@ -68,6 +65,7 @@ class EncoderDelivery:
 
     def __post_init__(self) -> None:
         self._bytes = 0
+        # What :meth:`at_the_end` returned before the run was resumed
         self.before: dict[str, Any] | None = None
         with suppress(OSError, ValueError):
             self.before = read_json(self.folder.summary).get("encoder_sent")

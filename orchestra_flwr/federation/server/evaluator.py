@@ -167,7 +167,7 @@ class Evaluator:
         """
         if (statistics or self.batch_norm) == RECALIBRATED:
             return self._recalibrated(backbone)
-        return self._as_it_is(backbone)
+        return Encoder.of(self.config, backbone)
 
     def _recalibrated(self, backbone: Backbone, name: str = "") -> Encoder:
         assert self.dataset is not None
@@ -190,7 +190,7 @@ class Evaluator:
     def _scores(
         self, name: str, backbone: Backbone, head: nn.Module | None, untrained: bool
     ) -> dict[str, Any]:
-        own = partial(self._score, name, self._as_it_is(backbone), head)
+        own = partial(self._score, name, Encoder.of(self.config, backbone), head)
         both = self.config.evaluation.recalibrated
         if not self._norms.can_recalibrate:
             scores: dict[str, Any] = own()
@@ -204,9 +204,6 @@ class Evaluator:
             kind = LOADED if has_statistics(backbone) else INITIAL
             return _better(kind, own(), recalibrated_scores) | beside
         return {**(recalibrated_scores if self.batch_norm == RECALIBRATED else own()), **beside}
-
-    def _as_it_is(self, backbone: Backbone) -> Encoder:
-        return Encoder.of(self.config, backbone)
 
     def _score(self, name: str, encoder: Encoder, head: nn.Module | None) -> dict[str, float]:
         encoder = encoder.to(self._device)
@@ -269,14 +266,9 @@ class Evaluator:
 
 
 def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) -> dict[str, Any]:
-    """The better scores before training, by the linear probe, and those of the other statistics.
+    """As :meth:`Evaluator.scores` before training, of the network's own `kind` of statistics.
 
     Without labels nothing says which are better; those of the pretraining are taken, if any are.
-
-    Args:
-        kind: whose statistics the network's own are: `INITIAL` ones, of no images, are never taken.
-        own: scores with the network's own statistics.
-        recalibrated: with those of the server's images.
     """
     a, b = (scores.get("linear", scores.get("map", 0)) for scores in (own, recalibrated))
     if kind == LOADED and a >= b:

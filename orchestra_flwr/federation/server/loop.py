@@ -31,10 +31,10 @@ from orchestra_flwr.federation.server.round_record import overhead, round_record
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import NOT_EVALUATED, Evaluated, RunEncoders
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.run_summary import chance_losses, run_summary
+from orchestra_flwr.federation.server.run_summary import run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
-from orchestra_flwr.methods import ordered_backbones, release_of
+from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import (
     Progress,
@@ -132,7 +132,7 @@ class _Run:
             self.federation, members, self.privacy, folder, self.timeline, self.work,
             progress.message,
         )  # fmt: skip
-        self.encoders = RunEncoders(config, self.evaluator, self.models, exchange, progress.phase)
+        self.encoders = RunEncoders(config, self.evaluator, self.models, exchange)
         self.best = BestEncoder(self.evaluator)
         self.skipped = len(self.evaluator.dataset.skipped) if self.evaluator.dataset else 0
         self.record = FolderRecord(folder.path)
@@ -178,7 +178,8 @@ class _Run:
             self.progress.message(f"resumed after round {position.round}")
             self.federation.exchange.load_state(position.exchange)
             self.members.holders.update(position.holders)
-            self._load_time(position)
+            if self.timeline is not None:
+                self.timeline.load_state(position.clock)
         elif self.config.init is not None:
             self.progress.message(f"begins with the encoder of {self.config.init}")
         for note in self._notes():
@@ -191,14 +192,6 @@ class _Run:
         self._evaluate_last(metrics[-1])
         with self.progress.phase("saving the encoder and the summary"):
             return self._finish(position, metrics)
-
-    def _load_time(self, position: Position) -> None:
-        if self.timeline is None:
-            return
-        try:
-            self.timeline.load_state(position.clock)
-        except ValueError as error:
-            raise FederationError(f"resume={self.folder.path}: {error}") from error
 
     def _notes(self) -> Iterator[str]:
         """What a person should know before the first round."""
@@ -230,7 +223,7 @@ class _Run:
         report = RoundReport()
         if number > 0:
             rounds = range(number, self.config.federation.rounds + 1)
-            images = [self.members.images[client] for client in round_.cohort]
+            images = [round_.images[client] for client in round_.cohort]  # some may have left
             in_one_stage = images if self.federation.exchange.private else None
             self.estimate.round_started(
                 len(rounds), sum(map(self.encoders.is_due, rounds)), in_one_stage
@@ -313,7 +306,11 @@ class _Run:
         self.estimate.client_done(self.members.images.get(client, 0))  # it may have left
 
     def _evaluate(self, number: int) -> Evaluated:
-        evaluated, self.estimate.evaluation = self.encoders.evaluate(number)
+        began = time.perf_counter()
+        when = f"after round {number}" if number else "before training"
+        with self.progress.phase(f"evaluating the encoder {when}"):
+            evaluated = self.encoders.evaluate(number)
+        self.estimate.evaluation = time.perf_counter() - began
         return evaluated
 
     def _show(self, record: dict[str, Any], report: RoundReport, scores: Scores | None) -> None:
@@ -341,7 +338,9 @@ class _Run:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        if warnings := run_warnings(summary, metrics, chance_losses(self.config, method)):
+        size = self.config.training.batch_size
+        chance = method.chance_losses(size) if isinstance(method, KnowsChance) else {}
+        if warnings := run_warnings(summary, metrics, chance):
             summary["warnings"] = warnings
         if self.work is not None:
             self.work.give_up()

@@ -31,23 +31,14 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 
 
 class Members(ABC):
-    """Knows the clients of a federation; marks and announcements are for those that come and go.
+    """Knows the clients of a federation; marks and announcements are for those that come and go."""
 
-    Attributes:
-        replays: whether a client that is asked for a round once more does the same to the bit.
-        share_disk: whether clients can write into the run folder, to keep their state there.
-        names: of all clients, in their order; () where they come and go.
-        images: how many each client has, by its name; real ones said so when they joined.
-        holders: names of clients that have what nobody trains; the server adds to it.
-        verify: whether the registered key of a client of this name signed something; None: clients
-            have no keys.
-    """
-
-    replays: bool
-    share_disk: bool
-    names: tuple[str, ...]
-    images: dict[str, int]
-    holders: set[str]
+    replays: bool  # whether a client that is asked for a round once more does the same to the bit
+    share_disk: bool  # whether clients can write into the run folder, to keep their state there
+    names: tuple[str, ...]  # of all clients, in their order; () where they come and go
+    images: dict[str, int]  # that each client has; real ones said so when they joined
+    holders: set[str]  # clients that have what nobody trains; the server adds to it
+    # Whether the registered key of a client of this name signed something; None: they have no keys
     verify: Verify | None = None
 
     @abstractmethod

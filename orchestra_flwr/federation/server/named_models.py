@@ -138,7 +138,7 @@ class Models:
 
     def begin(self, name: str, learner: Learner) -> None:
         """Gives a model the state of a learner of the same kind."""
-        packed = {r: schema.pack(learner.state(r)).copy() for r, schema in self._schemas.items()}
+        packed = {r: schema.pack(learner.state(r)) for r, schema in self._schemas.items()}
         for role, schema in self._schemas.items():
             schema.unpack(packed[role], self.load(name).state(role))
 
@@ -234,10 +234,10 @@ class Models:
     def _packed(self, name: str) -> dict[Role, np.ndarray]:
         """The learner's state, where this model waits."""
         packed = {r: schema.pack(self.learner.state(r)) for r, schema in self._schemas.items()}
-        if name not in self._rows:
-            return {role: array.copy() for role, array in packed.items()}
-        self._rows[name][...] = packed[Role.SHARED]
-        return {**packed, Role.SHARED: self._rows[name], Role.SERVER: packed[Role.SERVER].copy()}
+        if name in self._rows:
+            self._rows[name][...] = packed[Role.SHARED]
+            packed[Role.SHARED] = self._rows[name]
+        return packed
 
 
 def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np.ndarray]:

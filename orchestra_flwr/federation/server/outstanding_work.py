@@ -36,10 +36,6 @@ class OutstandingWork:
     """The tasks of real clients that are under way, each begun with the model of its time.
 
     They are lost with the server's process: a run that is resumed asks all clients anew.
-
-    Attributes:
-        began: when the round began, as `time.perf_counter` counts.
-        results: that the round waits for.
     """
 
     resumable = False
@@ -50,8 +46,8 @@ class OutstandingWork:
     started: Callable[[int, int, str], None]  # takes a round's number, its results, and a label
 
     def __post_init__(self) -> None:
-        self.began = 0.0
-        self.results = 0
+        self.began = 0.0  # when the round began, as `time.perf_counter` counts
+        self.results = 0  # that the round waits for
         self._round = Round(0, {})
         self._asked: dict[str, _Asked] = {}
         self._answered: list[str] = []  # clients, in the order in which their replies came

@@ -17,41 +17,31 @@ from orchestra_flwr.privacy.release import Release
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a run.
+    """One round of a run."""
 
-    Attributes:
-        number: from 0. In round 0, which only some methods have, nothing is trained.
-        nodes: node id of each client that could be asked.
-        cohort: names of the clients that are asked, in the order of
-            :func:`orchestra_flwr.federation.server.cohorts.client_order`.
-        indices: each client's number in the run, which never changes.
-        exhausted: clients of the cohort that may not contribute, only train.
-        state_location: for tasks: which run this is, and where clients of this machine keep
-            their state.
-        last_used: for each real client's task: the rounds in which it was used last.
-        evaluated: whether the round's models are evaluated.
-        images: that each client joined with; {}: unknown.
-        max_counted_images: of a client that count in a mean; None: all do.
-        usual: of what moved the model before, see :class:`Plausibility`.
-        limit: seconds after which a stage waits for nobody; None: `federation.round_timeout`.
-        busy: clients that are there, and at work on what nobody waits for.
-        versions: by client the round whose model it began with, in the order in which results
-            came; {}: all begin with the newest.
-    """
-
-    number: int
-    nodes: Mapping[str, int]
+    number: int  # from 0; in round 0, which only some methods have, nothing is trained
+    nodes: Mapping[str, int]  # node id of each client that could be asked
+    # Names of the clients that are asked, in the order of
+    # :func:`orchestra_flwr.federation.server.cohorts.client_order`
     cohort: tuple[str, ...] = ()
+    # Each client's number in the run, which never changes
     indices: Mapping[str, int] = field(default_factory=dict)
-    exhausted: frozenset[str] = frozenset()
+    exhausted: frozenset[str] = frozenset()  # of the cohort those that may not contribute
+    # For tasks: which run this is, and where clients of this machine keep their state
     state_location: Mapping[str, str] = field(default_factory=dict)
+    # For each real client's task: the rounds in which it was used last
     last_used: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    evaluated: bool = False
+    evaluated: bool = False  # whether the round's models are evaluated
+    # That each client joined with; {}: unknown
     images: Mapping[str, int] = field(default_factory=dict)
-    max_counted_images: int | None = None
+    max_counted_images: int | None = None  # of a client that count in a mean; None: all do
+    # Of what moved the model before, see :class:`Plausibility`
     usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    # Seconds after which a stage waits for nobody; None: `federation.round_timeout`
     limit: float | None = None
-    busy: int = 0
+    busy: int = 0  # clients that are there, and at work on what nobody waits for
+    # By client the round whose model it began with, in the order in which results came; {}: all
+    # begin with the newest
     versions: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -15,7 +15,7 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_check import check_round, missing_release_message
-from orchestra_flwr.federation.server.round_record import late_line
+from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.federation.server.timeline import Timeline
@@ -100,7 +100,13 @@ class RoundMessages:
 
     def _after(self, round_: Round, report: RoundReport) -> None:
         """Says what a person should know of a round, and checks whether it may count."""
-        for note in [*report.notes, *map(str, report.left_out), *late_line(round_, report)]:
+        notes = [*report.notes, *map(str, report.left_out)]
+        if report.late:
+            notes.append(
+                f"{len(report.late)} of {len(round_.cohort)} clients were late, and their work "
+                f"does not count: {named(report.late)}"
+            )
+        for note in notes:
             self.progress.message(f"round {round_.number}: {note}")
         report.dropped = self._with_reasons(report.dropped)
         latest = round_.number - 1  # which may be kept under its number as well

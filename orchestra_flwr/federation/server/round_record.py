@@ -62,16 +62,6 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
     return record
 
 
-def late_line(round_: Round, report: RoundReport) -> list[str]:
-    """Who was late in a round, for a person; [] where nobody was."""
-    if not report.late:
-        return []
-    return [
-        f"{len(report.late)} of {len(round_.cohort)} clients were late, and their work does not "
-        f"count: {named(report.late)}"
-    ]
-
-
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
     """Some names for a line; of very many the first."""
     more = len(names) - most

@@ -43,67 +43,45 @@ class LeftOut:
 
 @dataclass
 class RoundReport:
-    """What happened in a round, for the metrics.
+    """What happened in a round, for the metrics."""
 
-    Attributes:
-        seconds: that it took, without its evaluation.
-        asked: tasks of all stages so far; of a stage that does not wait for all, so many as end it.
-        answered: those of them that were answered well.
-        dropped: those whose replies were not used.
-        late: clients that were not waited for any more, whose work is not used.
-        slowest: seconds until the last good reply; None where nobody looked.
-        examples: images of the others.
-        results: client, weight and metrics of each good reply.
-        metrics: means of the clients' metrics, weighted as the average is.
-        notes: lines for a person.
-        moved: how far good replies moved the models, by kind of value, stage by stage.
-        left_out: metrics that are in no mean, since they are far from what others report.
-        smallest_groups: images behind the row with the fewest of them, of each client that
-            reported it; 0 for one that sent no rows. The server sees no images to check it by.
-        trained: clients whose trained state was used.
-        contributors: clients whose rows were used.
-        below_minimum: models that stay as they are, since too few clients' results entered them.
-        contributed: whether any client contributed something to the server's state.
-        server_measures: what is recorded of the server's state, of the first model.
-        server_state_kept: no client contributed anything, so the server's state is the old one.
-        label_free: means of the clients' scores of the average without labels, weighted by images;
-            None where they were not asked or none answered.
-        own_classes: what each client's own model scores on the classes that the client holds.
-        drifts: of the models that several clients' results entered, stage by stage.
-        unscored: clients whose answer to that was not used.
-        bytes_down: of arrays sent to clients.
-        bytes_up: of arrays received.
-        server_seconds: spent on the server's state.
-        client_seconds: of all clients together, as they report them.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took, without its evaluation
+    # Tasks of all stages so far; of a stage that does not wait for all, so many as end it
     asked: int = 0
-    answered: int = 0
-    dropped: list[Dropped] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-    slowest: float | None = None
-    examples: int = 0
+    answered: int = 0  # those of them that were answered well
+    dropped: list[Dropped] = field(default_factory=list)  # those whose replies were not used
+    late: list[str] = field(default_factory=list)  # not waited for any more: their work is not used
+    slowest: float | None = None  # seconds until the last good reply; None where nobody looked
+    examples: int = 0  # images of the others
+    # Client, weight and metrics of each good reply
     results: list[tuple[str, float, dict[str, float]]] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)  # means, weighted as the average is
+    notes: list[str] = field(default_factory=list)  # lines for a person
+    # How far good replies moved the models, by kind of value, stage by stage
     moved: list[Mapping[str, Moved]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    # Images behind the row with the fewest of them, of each client that reported it; 0 for one that
+    # sent no rows. The server sees no images to check it by.
     smallest_groups: dict[str, int] = field(default_factory=dict)
-    trained: set[str] = field(default_factory=set)
-    contributors: set[str] = field(default_factory=set)
+    trained: set[str] = field(default_factory=set)  # clients whose trained state was used
+    contributors: set[str] = field(default_factory=set)  # clients whose rows were used
+    # Models that stay as they are, since too few clients' results entered them
     below_minimum: set[str] = field(default_factory=set)
-    contributed: bool = False
-    server_measures: dict[str, float] = field(default_factory=dict)
-    server_state_kept: bool = False
+    contributed: bool = False  # whether any client contributed something to the server's state
+    server_measures: dict[str, float] = field(default_factory=dict)  # of the first model's state
+    server_state_kept: bool = False  # no client contributed anything, so it is the old one
+    # Means of the clients' scores of the average without labels, weighted by images; None where
+    # they were not asked or none answered
     label_free: LabelFreeScores | None = None
+    # What each client's own model scores on the classes that the client holds
     own_classes: list[dict[str, float]] = field(default_factory=list)
+    # Of the models that several clients' results entered, stage by stage
     drifts: list[Drift] = field(default_factory=list)
-    unscored: list[Dropped] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    server_seconds: float = 0.0
-    client_seconds: float = 0.0
+    unscored: list[Dropped] = field(default_factory=list)  # clients whose scores were not used
+    bytes_down: int = 0  # of arrays sent to clients
+    bytes_up: int = 0  # of arrays received
+    server_seconds: float = 0.0  # spent on the server's state
+    client_seconds: float = 0.0  # of all clients together, as they report them
 
     @property
     def smallest_group(self) -> int | None:

@@ -1,8 +1,6 @@
 """Scores and encoders of a run's models: when they are evaluated, and what is saved."""
 
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ class RunEncoders:
     evaluator: Evaluator
     models: Models
     exchange: Exchange  # says which of them are evaluated
-    phase: Callable[[str], AbstractContextManager[None]]  # shows what goes on while its block runs
 
     def is_due(self, number: int) -> bool:
         """Whether a round's models are evaluated."""
@@ -43,21 +40,14 @@ class RunEncoders:
         """
         return number == 0 and len(self.models.names) == 1
 
-    def evaluate(self, number: int) -> tuple[Evaluated, float]:
-        """The scores of the models as they are, and the seconds that it took.
+    def evaluate(self, number: int) -> Evaluated:
+        """The scores of the models as they are.
 
         The run's scores are None without labels. The entries of the round's record are `models`, by
         name each one's `weight` and `scores`, where there are several; with a mean model also
         `nodes`, mean, least and largest of the scores by backbone, and `consensus`, how far the
         models are from their mean.
         """
-        began = time.perf_counter()
-        when = f"after round {number}" if number else "before training"
-        with self.phase(f"evaluating the encoder {when}"):
-            evaluated = self._evaluated(number)
-        return evaluated, time.perf_counter() - began
-
-    def _evaluated(self, number: int) -> Evaluated:
         evaluator, models, exchange = self.evaluator, self.models, self.exchange
         kept_only = 0 < number < self.config.federation.rounds
         weights = exchange.evaluated()

@@ -18,9 +18,6 @@ from orchestra_flwr.privacy.updates import add_noisy_round
 class RunPrivacy:
     """Keeps account of noisy averages and of private releases, over all sessions of a run.
 
-    Attributes:
-        key: the run's secret, from which noise and cohorts are drawn; None: the server adds none.
-
     Raises:
         FederationError: the secret cannot be written or read.
         ConfigError: the ledger cannot be read.
@@ -38,6 +35,7 @@ class RunPrivacy:
         privacy = self.config.privacy
         self._noisy = privacy.noise_multiplier > 0
         self._sums = privacy.secure_aggregation
+        # The run's secret, from which noise and cohorts are drawn; None: the server adds no noise
         self.key = noise_key(self.folder) if self._noisy and not self._sums else None
         if self._sums:
             mode = "; ".join(f"{name}: {value}" for name, value in self._mode.items())

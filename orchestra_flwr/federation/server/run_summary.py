@@ -6,7 +6,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import Position
 from orchestra_flwr.federation.server.evaluator import OF_STATISTICS, Evaluator, Scores
-from orchestra_flwr.methods import KnowsChance, Method, ordered_backbones
+from orchestra_flwr.methods import Method, ordered_backbones
 
 # What a round's record may hold of the clients and models; the last round's stand in the summary.
 OF_ROUND = ("unsupervised", "drift", "clients_own", "models", "nodes", "consensus", "exchange")
@@ -43,13 +43,6 @@ def run_summary(
         if found := until[-1].get(key):  # of an earlier round it would be another encoder's
             summary[key] = found
     return summary
-
-
-def chance_losses(config: Config, method: Method) -> dict[str, float]:
-    """What losses are at chance, by name, where the method knows that."""
-    if isinstance(method, KnowsChance):
-        return dict(method.chance_losses(config.training.batch_size))
-    return {}
 
 
 def _final_metrics(

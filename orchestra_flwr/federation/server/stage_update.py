@@ -79,7 +79,10 @@ class StageUpdate:
         trained = [reply.model] if self.round.trains else task.models
         shares = {name: share for m in trained for name, share in enters(task, m).items()}
         if reply.shared is not None:
-            self._notify_exchange(task, reply.model, reply.shared)
+            before, spans = partial(self.as_received, reply.model), self._models.trained_spans
+            self.federation.exchange.result(
+                Result(task.client, reply.model, reply.shared, before, spans)
+            )
             for name, share in shares.items():
                 if name not in self._means:
                     self._means[name] = self._aggregation(name)
@@ -123,12 +126,6 @@ class StageUpdate:
             if names == {*task.models} and all(sent[n] == entered[n] == 1 for n in names)
             if len(task.models) == 1
         )
-
-    def _notify_exchange(self, task: Task, model: str, state: np.ndarray) -> None:
-        """Shows a result to the exchange."""
-        before = partial(self.as_received, model)
-        result = Result(task.client, model, state, before, self._models.trained_spans)
-        self.federation.exchange.result(result)
 
     def _add_drift(self, model: str, state: np.ndarray, weight: float) -> None:
         if model not in self._drifts:

@@ -50,10 +50,6 @@ class OrchestraStrategy(Strategy):
 
     Replies must come in the order of the messages, as the grids of
     :mod:`orchestra_flwr.federation.engines` yield them.
-
-    Attributes:
-        began: when the first client was asked, as `time.perf_counter` counts: no client can have
-            worked for longer.
     """
 
     federation: Federation  # its models are changed
@@ -67,7 +63,7 @@ class OrchestraStrategy(Strategy):
         self._config = self.federation.config
         self._schemas = self.federation.schemas
         self._models = self.federation.models
-        self.began = time.perf_counter()
+        self.began = time.perf_counter()  # no client can have worked for longer
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
 
@@ -80,11 +76,10 @@ class OrchestraStrategy(Strategy):
     ) -> Iterator[Message]:
         """One message for every task, in the tasks' order, made when it is asked for.
 
-        Flower's arguments are not read but for `config`, entries for every task: the round is
-        known, and each task names the models that it is sent.
+        Flower's arguments are not read: the round is known, and each task names its models.
         """
         for task, record in self._messages_per_task():
-            entries = {**(config or {}), **self._task_entries(task), **self.entries(task.client)}
+            entries = {**self._task_entries(task), **self.entries(task.client)}
             yield self._message(MessageType.TRAIN, task.client, record, entries)
 
     def _task_entries(self, task: Task) -> dict[str, Any]:
@@ -179,9 +174,10 @@ class OrchestraStrategy(Strategy):
         """As :meth:`configure_train`, if clients are to score the encoder; else no message."""
         if not self._config.evaluation.asks_clients:
             return
-        entries = {**(config or {}), **self.round.state_location}
         for task, record in self._messages_per_task():
-            yield self._message(MessageType.EVALUATE, task.client, record, entries)
+            yield self._message(
+                MessageType.EVALUATE, task.client, record, self.round.state_location
+            )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

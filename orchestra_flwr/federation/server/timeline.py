@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.clocks import Device
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.flower.streaming_grid import Arrival
@@ -24,9 +25,6 @@ class Timeline:
     A reply comes when the model has been received, all images have been trained on and the answer
     has been sent, each at the device's speed. Who is away goes on later; who is late works on, and
     cannot be asked before that has ended.
-
-    Attributes:
-        now: seconds.
     """
 
     resumable = True
@@ -37,7 +35,7 @@ class Timeline:
     schemas: Schemas  # of what travels
 
     def __post_init__(self) -> None:
-        self.now = 0.0
+        self.now = 0.0  # seconds
         self._down = _bytes(self.schemas, Role.SHARED.value) + 4 * self.schemas.server.size
         self._up = _bytes(self.schemas, self.schemas.reply)
         release = release_of(self.config)
@@ -61,10 +59,13 @@ class Timeline:
         """Takes back what :meth:`state` returned.
 
         Raises:
-            ValueError: the devices are others than those that the run began with.
+            FederationError: the devices are others than those that the run began with.
         """
         if state and state["devices"] != self._fingerprint:
-            raise ValueError("the table of clock.devices is another than the run began with")
+            raise FederationError(
+                f"clock.devices={self.config.clock.settings.devices}: is another table than the "
+                "run began with"
+            )
         self.now = state.get("now", 0.0)
         self._busy = dict(state.get("busy", {}))
 
@@ -176,6 +177,4 @@ def _of_wave(
 
 def _bytes(schemas: Schemas, name: str) -> int:
     """Of a message's arrays with the shared state."""
-    if not schemas.shared.size:
-        return 0
     return sum(dtype.itemsize * size for dtype, size in schemas.codec.form(name).values())

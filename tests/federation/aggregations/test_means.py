@@ -46,26 +46,6 @@ def test_read_only_arrays_are_taken_as_they_are():
     np.testing.assert_array_equal(mean([(values, 2)]), [1, 1, 1])
 
 
-def test_the_mean_ends_the_sum():
-    total = Mean(Section(), 2)
-    total.add(np.ones(2, np.float32), 1)
-    kept = total.result()
-    with pytest.raises(ValueError, match="expected"):
-        total.add(np.ones(2, np.float32), 1)
-    with pytest.raises(ValueError, match="^the mean of nothing$"):
-        total.result()
-    np.testing.assert_array_equal(kept, [1, 1])
-
-
-def test_refuses_what_has_no_mean():
-    with pytest.raises(ValueError, match="^the mean of nothing$"):
-        Mean(Section(), 2).result()
-    with pytest.raises(ValueError, match="positive"):
-        Mean(Section(), 2).add(np.ones(2, np.float32), 0)
-    with pytest.raises(ValueError, match="expected"):
-        Mean(Section(), 2).add(np.ones(3, np.float32), 1)
-
-
 def clipped(states, previous=(0, 0), clip=1.0, cohort=None, noise=None):
     total = ClippedMean(np.array(previous, np.float32), clip, cohort or len(states), noise)
     for state in states:
@@ -116,10 +96,3 @@ def test_the_order_of_clipped_updates_does_not_matter():
         rtol=1e-6,
         atol=1e-12,
     )
-
-
-def test_clipped_updates_refuse_weights_and_other_sizes():
-    with pytest.raises(ValueError, match="all weigh 1, not 3"):
-        ClippedMean(np.zeros(2, np.float32), 1.0, 2).add(np.ones(2, np.float32), 3)
-    with pytest.raises(ValueError, match="expected"):
-        ClippedMean(np.zeros(2, np.float32), 1.0, 2).add(np.ones(3, np.float32), 1)

@@ -125,14 +125,8 @@ def test_equal_states_are_their_own_aggregate(rule):
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_what_was_added_is_a_copy_and_checked(rule):
+def test_what_was_added_is_a_copy(rule):
     aggregation = rule(rule.Settings(), 2)
-    with pytest.raises(ValueError, match="aggregate of nothing"):
-        aggregation.result()
-    with pytest.raises(ValueError, match=r"expected \(2,\)"):
-        aggregation.add(np.zeros(3, np.float32), 1)
-    with pytest.raises(ValueError, match="positive"):
-        aggregation.add(np.zeros(2, np.float32), 0)
     values = np.ones(2, np.float32)
     for _ in range(5):
         aggregation.add(values, 1)

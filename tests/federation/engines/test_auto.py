@@ -121,8 +121,10 @@ def test_whoever_asked_for_ray_is_told_that_it_does_not_start(engine, monkeypatc
         raise RayStartError("no room for objects")
 
     monkeypatch.setattr(ray_start, "_start", start)
+    built = engine("engine.workers=2")
+    built.begin()
     with pytest.raises(FederationError, match="Ray does not start here: no room for objects"):
-        engine("engine.workers=2").run(lambda grid, workers: pytest.fail("is served"), 4)
+        built.run(lambda grid, workers: pytest.fail("is served"), 4)
 
 
 def test_it_is_the_default():

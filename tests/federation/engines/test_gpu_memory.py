@@ -44,14 +44,14 @@ def test_what_is_measured_is_a_round_with_the_largest_batch(tiny, drop_last, ima
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_what_to_give(tiny):
     with pytest.raises(ConfigError, match=r"engine.gpus_per_client: cannot be measured here"):
-        measured_share(tiny())
+        measured_share(tiny().to_json())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_larger_batch_needs_more_of_a_gpu(tiny):
     small, large = (
         measured_share(tiny("device=cuda", "model=resnet18", "data.train_limit=1024",
-                            f"training.batch_size={batch}"))
+                            f"training.batch_size={batch}").to_json())
         for batch in (16, 1024)
     )  # fmt: skip
     assert 0 < small < large <= 1

@@ -357,8 +357,10 @@ def test_ray_that_does_not_start_is_one_line(tiny, monkeypatch):
     config = tiny("engine=ray")
     before = signal.getsignal(signal.SIGTERM)
     line = "^engine=ray: Ray does not start here: .*engine=inline needs no Ray"
+    engine = config.engine.build(config)
+    engine.begin()
     with pytest.raises(FederationError, match=line) as error:
-        config.engine.build(config).run(lambda grid, workers: {}, 1)
+        engine.run(lambda grid, workers: {}, 1)
     assert "\n" not in str(error.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -448,12 +450,12 @@ def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, w
     asked = []
     monkeypatch.setattr(simulation, "recorded_split", lambda *_: nullcontext())
     monkeypatch.setattr(ray_engine, "worker_count", lambda *_: workers)
-    monkeypatch.setattr(ray_engine.RayEngine, "_ray_is_up", lambda self: nullcontext())
+    monkeypatch.setattr(ray_engine.RayEngine, "_wait_for_ray", lambda self: None)
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     config = tiny("engine=ray")
     parts = dict.fromkeys(map(str, range(clients)), ())
     population = Population(load_dataset(config.data), parts)
-    simulation.simulate(config, population, None, Progress(1))
+    simulation.simulate(config, population, None, Progress(1), config.engine.build(config))
     assert asked == [nodes]
 
 

@@ -69,6 +69,11 @@ def test_a_real_step_is_tried_and_draws_nothing(long):
     assert torch.equal(torch.get_rng_state(), before) and torch.get_num_threads() == threads
 
 
+def test_a_learning_rate_that_is_too_high_is_left_to_the_clients_to_report(long):
+    config = long("method=simclr", "training.lr=1e20", "training.batch_size=4")
+    assert core_seconds(config, load_population(config)) is None
+
+
 def test_of_short_runs_nothing_is_tried(tiny, monkeypatch):
     monkeypatch.delattr(trial_step, "train_a_batch")
     config = tiny()

@@ -356,7 +356,7 @@ def test_a_choice_sees_the_clients_own_norms_and_changes_nothing(tiny, federate,
 def test_an_exchange_that_keeps_state_needs_a_folder(moving):
     client = OrchestraClient(moving(), "a", torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
     arrays = [np.zeros(8, np.float32)] * 2
-    with pytest.raises(ValueError, match="exchange=moving: client a keeps state .* without a fold"):
+    with pytest.raises(ValueError, match="client a keeps state .* without a folder"):
         client.fit(arrays, {"round": 1, "train": True, "models": ["x", "y"]})
 
 

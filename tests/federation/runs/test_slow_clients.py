@@ -184,7 +184,7 @@ def test_other_devices_than_the_run_began_with_are_refused(federate, toy, clock,
     config = toy(*clock, "federation.rounds=1")
     folder = federate(config).folder
     (tmp_path / "devices.csv").write_text(TABLE.replace("a,4", "a,5"))
-    with pytest.raises(FederationError, match="clock.devices is another than the run began with"):
+    with pytest.raises(FederationError, match=r"^clock.devices=.*: is another table than"):
         federate(toy(*clock), folder=RunFolder.resume(folder.path))
 
 

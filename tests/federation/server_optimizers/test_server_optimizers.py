@@ -250,40 +250,6 @@ def test_loading_copies():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"momentum": np.ones(4, np.float32)}, r"float32 \(3,\) as the moment momentum, got"),
-        ({"momentum": np.ones((3, 1), np.float32)}, r"got float32 \(3, 1\)"),
-        ({"momentum": np.ones(3)}, "got float64"),
-        ({"steps": np.array(2)}, r"int64 \(1,\) as the moment steps, got int64 \(\)"),
-        ({"first": np.ones(3, np.float32)}, r"expected the moments \['momentum', 'steps'\], got"),
-    ],
-)
-def test_other_moments_are_refused_as_a_whole(wrong, says):
-    optimizer = build("momentum", 3)
-    good = {"momentum": np.ones(3, np.float32), "steps": np.array([7])}
-    with pytest.raises(ValueError, match=says):
-        optimizer.load_moments(good | wrong)
-    assert optimizer.steps == 0 and not optimizer.moments()["momentum"].any()
-    with pytest.raises(ValueError, match="expected the moments"):
-        optimizer.load_moments({"steps": good["steps"]})
-    with pytest.raises(ValueError, match=r"expected the moments \[\]"):
-        build("mean", 3).load_moments(good)
-
-
-def test_other_arrays_are_refused():
-    optimizer, good = build("momentum", 3), np.zeros(3, np.float32)
-    for bad in (np.zeros(4, np.float32), np.zeros(3), np.zeros((3, 1), np.float32)):
-        for before, mean in ((good, bad), (bad, good)):
-            with pytest.raises(ValueError, match=r"expected float32 \(3,\)"):
-                optimizer.step(before, mean, everything(3))
-    for spans in ([slice(0, 4)], [slice(0, 2), slice(1, 3)], [slice(2, 1)], [slice(0, 3, 2)]):
-        with pytest.raises(ValueError, match="overlaps another slice or leaves an array of 3"):
-            optimizer.step(good, good.copy(), spans)
-    assert optimizer.steps == 0
-
-
-@pytest.mark.parametrize(
     ("name", "options", "says"),
     [
         ("adam", {"lr": 0}, "server_optimizer.lr=0"),
