@@ -60,7 +60,8 @@ class Learner(nn.Module):
         they stand in the state once, under its name.
 
         Raises:
-            ConfigError: the adaptation does not fit the backbone, or nothing is left to train.
+            ConfigError: the adaptation does not fit the backbone, or clients share nothing that it
+                leaves to train.
         """
         self._adaptation = adaptation
         frozen: set[str] = set()
@@ -77,10 +78,13 @@ class Learner(nn.Module):
                     self._shared_with |= {f"{path}.{n}": f"{BACKBONE}.{n}" for n in names}
         if not frozen:
             return
-        if not self.trained():
-            raise ConfigError("adaptation: nothing is left to train, the method has no head")
         self._share()
         self.override_roles(lambda name, role: Role.FROZEN if name in frozen else role)
+        if not any(self.role(name) is Role.SHARED for name in self.trained()):
+            raise ConfigError(
+                "adaptation: nothing is left to train that clients share, the method has no head, "
+                "or each client has its own"
+            )
 
     def role(self, name: str) -> Role:
         """The role of a tensor by its full name.
