@@ -85,6 +85,17 @@ class CardFacts:
         return self.method.needs_labels or shown
 
     @property
+    def pretrained(self) -> list[str]:
+        """What that was trained before had a part in it: keys of the run, without their values."""
+        model, method = (self.config.get(key) or {} for key in ("model", "method"))
+        parts = {
+            "init": self.config.get("init"),
+            "model.weights": model.get("weights"),
+            "method.teacher": "teacher" in method,  # null: each client's own
+        }
+        return [key for key, has_part in parts.items() if has_part]
+
+    @property
     def data(self) -> str:
         """The images' data set and, of a folder, its name without a path."""
         name = str(self.about.get("data") or "images")

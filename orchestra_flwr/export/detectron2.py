@@ -113,7 +113,7 @@ def _settings(encoder: Encoder, depth: int) -> str:
         [
             f"# Weights: {WEIGHTS}, of a backbone with a first layer of {stem} x {stem}.",
             "INPUT:",
-            '  FORMAT: "RGB"',
+            f'  FORMAT: "{"RGB" if spec.channels == 3 else "L"}"',
             "MODEL:",
             f"  PIXEL_MEAN: {json.dumps([round(255 * v, 4) for v in mean])}",
             f"  PIXEL_STD: {json.dumps([round(255 * v, 4) for v in deviation])}",
