@@ -68,7 +68,14 @@ class CardFacts:
     def method(self) -> type[Any] | None:
         """The method's class; None where it is not known or not installed here."""
         section = self.config.get("method") or self.about.get("method")
-        return self._plugin(MethodConfig, section) if section else None
+        if not section:
+            return None
+        try:
+            choice = parse(MethodConfig, section, MethodConfig.key)
+            choice.look_in(self._packages)
+            return choice.plugin
+        except ConfigError:
+            return None
 
     @property
     def paper(self) -> str:
@@ -128,11 +135,3 @@ class CardFacts:
         """The run's packages that the command has named."""
         named = imported_packages()
         return tuple(p for p in self.config.get("plugins") or () if p in named)
-
-    def _plugin(self, kind: type[MethodConfig], section: Any) -> type[Any] | None:
-        try:
-            choice = parse(kind, section, kind.key)
-            choice.look_in(self._packages)
-            return choice.plugin
-        except ConfigError:
-            return None

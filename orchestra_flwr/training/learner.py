@@ -138,18 +138,16 @@ class Learner(nn.Module):
         for term in self._terms() if with_terms else ():
             term.start_round(self.method, received)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Named scalar parts, terms' weighted and named like them; their sum is minimised.
+    def loss(
+        self, batch: Batch, *, measured: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Named scalar parts, whose sum is minimised, and if `measured` what is recorded of them.
+
+        Terms' parts are weighted, and named like them.
 
         Raises:
             ValueError: a term is called like a part of the method's loss.
         """
-        return self.measured_loss(batch, measured=False)[0]
-
-    def measured_loss(
-        self, batch: Batch, *, measured: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The losses, and if `measured` the measures of the method and of its terms."""
         step = self.method.loss(batch)
         losses = dict(step.losses)
         measures = dict(step.measures()) if measured else {}
