@@ -82,11 +82,7 @@ def _renamed(name: str) -> str:
 
 
 def _depth(encoder: Encoder) -> int:
-    """The network's number of layers.
-
-    Raises:
-        ConfigError: it is no ResNet of Detectron2's.
-    """
+    """The network's number of layers; refuses what is no ResNet of Detectron2's."""
     model = encoder.spec.model
     name = model.name
     if name == "timm":

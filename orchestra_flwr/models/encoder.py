@@ -267,11 +267,7 @@ def _weights_of(path: str | Path) -> Path:
 
 
 def _check_size(spec: EncoderSpec, weights: Path) -> None:
-    """Refuses a network with more numbers than its file has bytes, before it takes any memory.
-
-    Raises:
-        ConfigError: says both.
-    """
+    """Refuses a network with more numbers than its file has bytes, before it takes any memory."""
     try:
         with sizes_only():
             tensors = build_backbone(spec.model, spec.channels).state_dict().values()

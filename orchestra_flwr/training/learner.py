@@ -223,11 +223,7 @@ def build_learner(
 
 
 def _by_batch_norm(policy: BatchNormPolicy, learner: Learner) -> RoleOverride:
-    """The roles of BatchNorm's shared tensors.
-
-    Raises:
-        ConfigError: BatchNorm is to stay with the clients, and there is none.
-    """
+    """The roles of BatchNorm's shared tensors; refuses to keep what is not there."""
     changed = {full_name(name): Role.LOCAL for name in policy.kept_by_clients(learner)}
     changed |= {full_name(name): Role.SERVER for name in policy.only_sent_down(learner)}
     return lambda name, role: changed.get(name, role) if role is Role.SHARED else role
