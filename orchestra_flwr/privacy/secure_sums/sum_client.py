@@ -158,7 +158,7 @@ class SumClient:
             try:
                 key = agreed(self._roster[sender].cipher_key, about)
                 pair = primitives.opened(key, bytes.fromhex(box), about)
-                if len(pair) != 2 * primitives.SEED_BYTES:
+                if len(pair) != 2 * primitives.SHARE_BYTES:
                     raise ValueError("not two shares")
             except ValueError:
                 unopened.append(sender)
@@ -256,7 +256,7 @@ class SumClient:
         shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
         for name in self._secrets.held.keys() & {*self._alive}:
             pair = self._secrets.held[name]
-            own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
+            own, key = pair[: primitives.SHARE_BYTES], pair[primitives.SHARE_BYTES :]
             if name in self._survivors:
                 shares["own"][name] = own.hex()
             else:
