@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
@@ -16,7 +16,14 @@ from orchestra_flwr.seeding import numpy_generator
 class LabelSettings(Section):
     """Options under `method.` of every method that can learn from labels."""
 
-    classes: tuple[str, ...] | None = Field(None, min_length=2)
+    classes: tuple[str, ...] | None = None  # names of two or more
+
+    @field_validator("classes")
+    @classmethod
+    def _differ(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and len({*value}) < 2:
+            raise ValueError(f"method.classes=[{','.join(value)}]: must name two classes or more")
+        return value
 
 
 class LearnsLabels(ABC):
