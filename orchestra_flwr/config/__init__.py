@@ -17,6 +17,7 @@ from orchestra_flwr.config.section import (
     Section,
     parse,
     path_keys,
+    required,
     why_unread,
 )
 from orchestra_flwr.config.sections import (
@@ -123,6 +124,7 @@ __all__ = [
     "read_config_file",
     "read_run",
     "requested_plugins",
+    "required",
     "swept_values",
     "why_unread",
     "without_unread",

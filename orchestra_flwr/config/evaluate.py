@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -16,6 +16,7 @@ from orchestra_flwr.config.section import (
     PathText,
     Section,
     parse,
+    required,
 )
 from orchestra_flwr.config.sections import AugmentationConfig, Device, ScoresConfig
 from orchestra_flwr.config.user_packages import WithPlugins, are_packages, check_named
@@ -55,14 +56,7 @@ def encoder_file(path: str) -> Path:
 class OfSavedEncoder(WithPlugins, Composed):
     """A command on a saved encoder."""
 
-    run: PathText
-
-    @field_validator("run", mode="before")
-    @classmethod
-    def _run_is_given(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError("run: must be given, a run folder or an encoder.safetensors")
-        return str(value)
+    run: Annotated[PathText, required("run", "a run folder or an encoder.safetensors")]
 
     @property
     def encoder(self) -> Path:

@@ -4,12 +4,30 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 PATH = "path"
 PathText = Annotated[str, PATH]  # taken literally on a command line, as are names of files
 OptionalPathText = Annotated[str | None, PATH]
+
+
+def required(key: str, what: str) -> BeforeValidator:
+    """For the type of a text that must be given; else the error says what it is."""
+
+    def given(value: Any) -> str:
+        if not value:
+            raise ValueError(f"{key}: must be given, {what}")
+        return str(value)
+
+    return BeforeValidator(given)
 
 
 class ConfigError(ValueError):

@@ -68,7 +68,14 @@ class CardFacts:
     def method(self) -> type[Any] | None:
         """The method's class; None where it is not known or not installed here."""
         section = self.config.get("method") or self.about.get("method")
-        return self._plugin(MethodConfig, section) if section else None
+        if not section:
+            return None
+        try:
+            choice = parse(MethodConfig, section, MethodConfig.key)
+            choice.look_in(self._packages)
+            return choice.plugin
+        except ConfigError:
+            return None
 
     @property
     def paper(self) -> str:
@@ -83,6 +90,17 @@ class CardFacts:
             return False
         shown = (self.config.get("labels") or {}).get("fraction") is not None
         return self.method.needs_labels or shown
+
+    @property
+    def pretrained(self) -> list[str]:
+        """What that was trained before had a part in it: keys of the run, without their values."""
+        model, method = (self.config.get(key) or {} for key in ("model", "method"))
+        parts = {
+            "init": self.config.get("init"),
+            "model.weights": model.get("weights"),
+            "method.teacher": "teacher" in method,  # null: each client's own
+        }
+        return [key for key, has_part in parts.items() if has_part]
 
     @property
     def data(self) -> str:
@@ -117,11 +135,3 @@ class CardFacts:
         """The run's packages that the command has named."""
         named = imported_packages()
         return tuple(p for p in self.config.get("plugins") or () if p in named)
-
-    def _plugin(self, kind: type[MethodConfig], section: Any) -> type[Any] | None:
-        try:
-            choice = parse(kind, section, kind.key)
-            choice.look_in(self._packages)
-            return choice.plugin
-        except ConfigError:
-            return None

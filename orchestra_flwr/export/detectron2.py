@@ -82,11 +82,7 @@ def _renamed(name: str) -> str:
 
 
 def _depth(encoder: Encoder) -> int:
-    """The network's number of layers.
-
-    Raises:
-        ConfigError: it is no ResNet of Detectron2's.
-    """
+    """The network's number of layers; refuses what is no ResNet of Detectron2's."""
     model = encoder.spec.model
     name = model.name
     if name == "timm":
@@ -113,7 +109,7 @@ def _settings(encoder: Encoder, depth: int) -> str:
         [
             f"# Weights: {WEIGHTS}, of a backbone with a first layer of {stem} x {stem}.",
             "INPUT:",
-            '  FORMAT: "RGB"',
+            f'  FORMAT: "{"RGB" if spec.channels == 3 else "L"}"',
             "MODEL:",
             f"  PIXEL_MEAN: {json.dumps([round(255 * v, 4) for v in mean])}",
             f"  PIXEL_STD: {json.dumps([round(255 * v, 4) for v in deviation])}",

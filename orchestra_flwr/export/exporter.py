@@ -122,11 +122,7 @@ def _made(config: ExportConfig, portable: PortableEncoder, dataset: Dataset | No
 def _checked(
     config: ExportConfig, portable: PortableEncoder, path: Path, content: bytes, features: Features
 ) -> Made:
-    """A file whose features are torch's, for batches of several sizes.
-
-    Raises:
-        ExportError: they are not.
-    """
+    """A file, if its features are torch's for batches of several sizes."""
     batches = [portable.example(batch, seed=batch) for batch in CHECKED_BATCHES]
     distance = largest_difference(portable, features, batches)
     if not distance <= config.tolerance:  # NaN, too

@@ -30,57 +30,38 @@ def export_to_hub(config: ExportConfig) -> str:
         Where it is: a folder, or an address.
 
     Raises:
-        ConfigError: no encoder, huggingface_hub is not installed, or the folder holds other files.
+        ConfigError: no encoder, huggingface_hub is not installed, the folder holds other files (a
+            run's), or a file was exported of another encoder, such as that of fewer rounds.
         HubError: the upload failed; the folder is there.
         OSError: a file cannot be written.
     """
     if config.push_to_hub:
         require("push_to_hub", "huggingface", "huggingface_hub")
     encoder_of(config)  # refuses a damaged one
-    files = write_hub_folder(
-        config.encoder,
-        config.beside("export"),
-        config.exported,
-        repository=config.push_to_hub or "",
-        license=config.license or "",
-    )
+    files = _write_folder(config)
     if config.push_to_hub:
         return push(config.exported, files, config.push_to_hub, private=config.private)
     return str(config.exported)
 
 
-def write_hub_folder(
-    encoder: Path, exported: Path, folder: Path, *, repository: str = "", license: str = ""
-) -> list[Path]:
-    """Writes model card, weights and exported files; nothing else of a run is in the folder.
+def _write_folder(config: ExportConfig) -> list[Path]:
+    """Writes model card, weights and exported files; returns them, the card first.
 
-    Args:
-        encoder: `encoder.safetensors`, with `encoder.json` beside it; the run's `config.yaml` and
-            `summary.json`, where they are there, make the card.
-        exported: a folder with files that were exported of this encoder; they go to `onnx/`.
-        folder: is made, and its files are replaced.
-        repository: "owner/name" on the hub, for the card; "": not known.
-
-    Returns:
-        The files, the card first.
-
-    Raises:
-        ConfigError: the folder holds other files, such as a run's; or a file was exported of
-            another encoder, such as that of fewer rounds.
-        OSError: a file cannot be read or written.
-        ValueError: a description is damaged.
+    Nothing else of a run is in the folder. The run's `config.yaml` and `summary.json`, where they
+    are there, make the card.
     """
+    encoder, exported, folder = config.encoder, config.beside("export"), config.exported
     _check_nothing_else(folder)
     copied = _exported_of(encoder, exported)
-    text = card(CardFacts.of(encoder), repository, license)
+    text = card(CardFacts.of(encoder), config.push_to_hub or "", config.license or "")
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / CARD]
     write_atomically(files[0], text.encode())
     sources = [
         (encoder, folder / WEIGHTS),
         (encoder.with_suffix(".json"), folder / SPEC),
+        *((exported / name, folder / ONNX / name) for name in copied),
     ]
-    sources += [(exported / name, folder / ONNX / name) for name in copied]
     for source, target in sources:
         target.parent.mkdir(exist_ok=True)
         with replacing(target) as temporary:
@@ -92,11 +73,7 @@ def write_hub_folder(
 
 
 def _check_nothing_else(folder: Path) -> None:
-    """Refuses a folder with other files, such as a run's, which would seem to be published, too.
-
-    Raises:
-        ConfigError: names a file or folder that is not written here; hidden ones do not count.
-    """
+    """Refuses a folder with other files, which would seem to be published, too; not hidden ones."""
     ours = {folder: {CARD, WEIGHTS, SPEC, ONNX}, folder / ONNX: {*EXPORTED, DESCRIPTION}}
     for place, names in ours.items():
         there = [path.name for path in place.iterdir()] if place.is_dir() else []

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.console.printable import printable_lines
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.reporting.summary_table import privacy_lines, scores_table
@@ -103,8 +104,8 @@ def _loading(facts: CardFacts, repository: str) -> str:
 
 
 def _method(facts: CardFacts) -> str:
-    rounds, model = facts.about.get("rounds"), facts.spec.model
-    lines = [f"- backbone: `{model.name}`, width {model.width}, {model.norm} normalisation"]
+    rounds = facts.about.get("rounds")
+    lines = [f"- backbone: {_backbone(facts.spec.model)}"]
     if facts.about.get("backbone"):
         lines.append(f"- saved network: {facts.about['backbone']}")
     if rounds is not None:
@@ -124,6 +125,16 @@ def _method(facts: CardFacts) -> str:
     return f"{name}{facts.paper}\n\n" + "\n".join(lines)
 
 
+def _backbone(model: ModelConfig) -> str:
+    """Its name, and the options that decide what it computes."""
+    options = model.settings.model_dump(exclude={*model.plugin.first_weights})
+    if model.name != "timm":  # whose networks have widths of their own
+        options["width"] = model.width
+    if model.plugin.obeys_norm:
+        options["norm"] = model.norm
+    return ", ".join([f"`{model.name}`", *(f"{key} {value}" for key, value in options.items())])
+
+
 def _data(facts: CardFacts) -> str:
     size = facts.spec.image_size
     used = (
@@ -131,6 +142,11 @@ def _data(facts: CardFacts) -> str:
         if facts.learns_labels
         else "No label was used for training; labels, where there are any, only measured it."
     )
+    if facts.pretrained:
+        used += (
+            f" Networks that were trained before had a part in it ({', '.join(facts.pretrained)}); "
+            "these may have learned from labels."
+        )
     text = f"`{facts.data}`, scaled to {size} x {size} pixels, spread over {facts.clients}. {used}"
     if not facts.config:
         return text

@@ -1,14 +1,13 @@
 """ONNX models by onnxruntime, on the CPU: features, and 8-bit models by its own quantiser."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.export.programs import INPUT, OUTPUT
@@ -45,6 +44,7 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    batches = ({INPUT: batch.numpy()} for batch in torch.split(images, batch_size))
     with TemporaryDirectory() as folder:
         plain, prepared, result = (Path(folder) / f"{n}.onnx" for n in ("plain", "ready", "int8"))
         plain.write_bytes(model)
@@ -56,7 +56,7 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
             quantize_static(
                 prepared,
                 result,
-                _Batches(images, batch_size),
+                SimpleNamespace(get_next=lambda: next(batches, None)),
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
@@ -68,18 +68,6 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
         finally:
             root.setLevel(level)
         return result.read_bytes()
-
-
-class _Batches:
-    """What onnxruntime asks for batches that show the ranges of activations."""
-
-    def __init__(self, images: Tensor, batch_size: int) -> None:
-        self._batches: Iterator[Tensor] = iter(torch.split(images, batch_size))
-
-    def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
-        """The next batch by the name of the input, None after the last."""
-        batch = next(self._batches, None)
-        return None if batch is None else {INPUT: batch.numpy()}
 
 
 def _outside_the_backbone(file: Path) -> list[str]:

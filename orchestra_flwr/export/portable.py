@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from orchestra_flwr.export.square_resize import LEVELS, SquareResize
 from orchestra_flwr.models import Encoder
-from orchestra_flwr.models.convolution import Convolution
 from orchestra_flwr.models.normalisation import normalise
 
 
@@ -30,7 +29,7 @@ class PortableEncoder(nn.Module):
         self.dim = encoder.dim
         self.normalisation = encoder.spec.normalise
         self.resize: nn.Module = SquareResize(size) if any_size else nn.Identity()
-        self.backbone = plain_convolutions(deepcopy(encoder.backbone).cpu())
+        self.backbone = deepcopy(encoder.backbone).cpu()
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -46,31 +45,3 @@ class PortableEncoder(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         shape = (batch, self.channels, high, wide)
         return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)
-
-
-def plain_convolutions(module: nn.Module) -> nn.Module:
-    """Replaces in place each convolution that may compute by products by torch's own.
-
-    Which way is faster depends on the batch and on the processor: an exported network leaves that
-    to its runtime.
-    """
-    for name, child in module.named_children():
-        if isinstance(child, Convolution):
-            setattr(module, name, _plain(child))
-        else:
-            plain_convolutions(child)
-    return module
-
-
-def _plain(convolution: Convolution) -> nn.Conv2d:
-    plain = nn.Conv2d(
-        convolution.in_channels,
-        convolution.out_channels,
-        (convolution.kernel_size[0], convolution.kernel_size[1]),
-        (convolution.stride[0], convolution.stride[1]),
-        (int(convolution.padding[0]), int(convolution.padding[1])),
-        bias=False,
-        device="meta",
-    )
-    plain.weight = convolution.weight
-    return plain

@@ -77,13 +77,8 @@ def torch_file(program: ExportedProgram) -> bytes:
 def loaded(file: bytes) -> Callable[[Tensor], Tensor]:
     """What `torch.export.load` makes of :func:`torch_file`."""
     with _quiet():
-        module = torch.export.load(io.BytesIO(file)).module()
-
-    def features(images: Tensor) -> Tensor:
-        result: Tensor = module(images)
-        return result
-
-    return features
+        module: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(file)).module()
+    return module
 
 
 @contextmanager

@@ -39,7 +39,6 @@ ABILITIES = (
     LearnsLabels,
     StartsRounds,
 )
-PROJECTOR_KEYS = ("model.projector", "model.projector_hidden", "model.projector_dim")
 
 
 class Method(Plugin, nn.Module, ABC):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
@@ -16,14 +16,14 @@ from orchestra_flwr.seeding import numpy_generator
 class LabelSettings(Section):
     """Options under `method.` of every method that can learn from labels."""
 
-    classes: tuple[str, ...] | None = Field(None, min_length=2)
+    classes: tuple[str, ...] | None = None  # names of two or more
 
     @field_validator("classes")
     @classmethod
-    def _no_class_twice(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if classes is not None and len(set(classes)) < len(classes):
-            raise ValueError(f"method.classes=[{','.join(classes)}]: must name each class once")
-        return classes
+    def _differ(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and len({*value}) < 2:
+            raise ValueError(f"method.classes=[{','.join(value)}]: must name two classes or more")
+        return value
 
 
 class LearnsLabels(ABC):
@@ -87,7 +87,7 @@ def classes_of(config: Config) -> Classes | None:
     """
     if not sees_labels(config):
         return None
-    names = tuple(sorted(config.method.settings.classes or ()))
+    names = tuple(sorted(set(config.method.settings.classes or ())))
     count = len(names) or config.data.classes
     return Classes(count, names) if count else None
 

@@ -5,6 +5,7 @@ size that Dec-SSL (arXiv 2210.10947) has for small images.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -12,17 +13,14 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import Batch, Method, Role, Step, role_of
-from orchestra_flwr.methods.base import PROJECTOR_KEYS
-from orchestra_flwr.models import Backbone, build_backbone
+from orchestra_flwr.methods import Batch, Role, Step
+from orchestra_flwr.methods.families import OneBackbone
 from orchestra_flwr.models.backbones.vit_tiny import ViTTiny
 from orchestra_flwr.models.precision import network_pass
 from orchestra_flwr.models.transformer import DEVIATION, blocks, initialise, patches_of
 
 AS_IT_IS = Recipe(crop_scale=None, flip=0, jitter_p=0, gray_p=0, blur_p=0)
 CROPPED = Recipe(crop_scale=(0.2, 1.0), jitter_p=0, gray_p=0, blur_p=0)  # the MAE paper's
-
-ROLES = {"backbone": Role.SHARED, "decoder": Role.SHARED}
 
 
 def masked_error(predicted: Tensor, patches: Tensor, masked: Tensor) -> Tensor:
@@ -80,7 +78,7 @@ class _Decoder(nn.Module):
         return pixels
 
 
-class MAE(Method):
+class MAE(OneBackbone):
     """A transformer that encodes visible patches, and a small one that predicts the masked ones.
 
     Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
@@ -93,15 +91,14 @@ class MAE(Method):
         decoder_depth: int = Field(4, ge=1)  # blocks
         augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
 
+    roles: ClassVar = {"decoder": Role.SHARED}
+
     settings: Settings
     backbone: ViTTiny
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
-        backbone = build_backbone(config.model, channels)
-        assert isinstance(backbone, ViTTiny)
-        self.backbone = backbone
-        self.decoder = _Decoder(backbone, self.settings.decoder_depth)
+        self.decoder = _Decoder(self.backbone, self.settings.decoder_depth)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -124,16 +121,6 @@ class MAE(Method):
                 f"{patches} patches visible, and mask some"
             )
 
-    @classmethod
-    def unread(cls, config: Config) -> dict[str, str]:
-        """Without a projector its keys are not read."""
-        why = f"by method={config.method.name}"
-        return super().unread(config) | dict.fromkeys(PROJECTOR_KEYS, why)
-
-    def role(self, name: str) -> Role:
-        """Encoder and decoder are averaged."""
-        return role_of(name, ROLES)
-
     def recipes(self) -> Sequence[Recipe]:
         """One view: the image itself, or a crop of it."""
         return (CROPPED,) if self.settings.augment else (AS_IT_IS,)
@@ -148,10 +135,6 @@ class MAE(Method):
         predicted = self.decoder(encoded, places)
         reconstruction = masked_error(predicted, patches, places >= visible)
         return Step({"reconstruction": reconstruction}, {"backbone": (encoded[:, 0],)})
-
-    def backbones(self) -> dict[str, Backbone]:
-        """The encoder."""
-        return {"online": self.backbone}
 
 
 def _visible(patches: int, mask_ratio: float) -> int:

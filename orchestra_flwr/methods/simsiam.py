@@ -47,7 +47,7 @@ class SimSiam(SomeLabels):
         # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
         predictor_hidden: int | None = Field(None, ge=1)
 
-    roles: ClassVar = {"predictor": Role.SHARED, **SomeLabels.roles}
+    roles: ClassVar = {"predictor": Role.SHARED}
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

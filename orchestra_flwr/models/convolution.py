@@ -16,7 +16,7 @@ class Convolution(nn.Conv2d):
     For few pixels (a late layer's 4 x 4 maps in a batch of 16) oneDNN's convolution reorders the
     weights each time: 20 ms for their gradient, where a product of matrices takes 5. So where no
     more pixels come out than channels, both passes are products with the image's patches. On a
-    GPU torch's own convolution is used.
+    GPU, and in exported networks, which leave the way to their runtime, it is torch's own.
 
     Args:
         stride: in pixels.
@@ -39,9 +39,11 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) to (B, outputs, H', W')."""
+        if x.is_cuda or torch.compiler.is_compiling():
+            return super().forward(x)
         size, stride, padding = self.kernel_size[0], self.stride[0], int(self.padding[0])
         height, width = ((side + 2 * padding - size) // stride + 1 for side in x.shape[2:])
-        if x.is_cuda or len(x) * height * width > self.out_channels:
+        if len(x) * height * width > self.out_channels:
             return super().forward(x)
         weight = self.weight
         if torch.is_autocast_enabled("cpu"):

@@ -26,7 +26,7 @@ from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.image_batches import image_batches
 from orchestra_flwr.models.normalisation import normalise
-from orchestra_flwr.models.sizes_only import sizes_only
+from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.square_image import AnyImage, square_image
 from orchestra_flwr.tensor_files import save_plain
 
@@ -267,17 +267,9 @@ def _weights_of(path: str | Path) -> Path:
 
 
 def _check_size(spec: EncoderSpec, weights: Path) -> None:
-    """Refuses a network with more numbers than its file has bytes, before it takes any memory.
-
-    Raises:
-        ConfigError: says both.
-    """
-    try:
-        with sizes_only():
-            tensors = build_backbone(spec.model, spec.channels).state_dict().values()
-    except (NotImplementedError, RuntimeError):  # it looks at the values of its own tensors
-        return
-    count, size = sum(tensor.numel() for tensor in tensors), weights.stat().st_size
+    """Refuses a network with more numbers than its file has bytes, before it takes any memory."""
+    count, _ = state_size(lambda: build_backbone(spec.model, spec.channels))
+    size = weights.stat().st_size
     if count > size:
         raise ConfigError(f"its network has {count:,} numbers, and {weights.name} {size:,} bytes")
 

@@ -60,7 +60,8 @@ class Learner(nn.Module):
         they stand in the state once, under its name.
 
         Raises:
-            ConfigError: the adaptation does not fit the backbone, or nothing is left to train.
+            ConfigError: the adaptation does not fit the backbone, or clients share nothing that it
+                leaves to train.
         """
         self._adaptation = adaptation
         frozen: set[str] = set()
@@ -77,10 +78,13 @@ class Learner(nn.Module):
                     self._shared_with |= {f"{path}.{n}": f"{BACKBONE}.{n}" for n in names}
         if not frozen:
             return
-        if not self.trained():
-            raise ConfigError("adaptation: nothing is left to train, the method has no head")
         self._share()
         self.override_roles(lambda name, role: Role.FROZEN if name in frozen else role)
+        if not any(self.role(name) is Role.SHARED for name in self.trained()):
+            raise ConfigError(
+                "adaptation: nothing is left to train that clients share, the method has no head, "
+                "or each client has its own"
+            )
 
     def role(self, name: str) -> Role:
         """The role of a tensor by its full name.
@@ -134,18 +138,16 @@ class Learner(nn.Module):
         for term in self._terms() if with_terms else ():
             term.start_round(self.method, received)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Named scalar parts, terms' weighted and named like them; their sum is minimised.
+    def loss(
+        self, batch: Batch, *, measured: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Named scalar parts, whose sum is minimised, and if `measured` what is recorded of them.
+
+        Terms' parts are weighted, and named like them.
 
         Raises:
             ValueError: a term is called like a part of the method's loss.
         """
-        return self.measured_loss(batch, measured=False)[0]
-
-    def measured_loss(
-        self, batch: Batch, *, measured: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The losses, and if `measured` the measures of the method and of its terms."""
         step = self.method.loss(batch)
         losses = dict(step.losses)
         measures = dict(step.measures()) if measured else {}
@@ -221,11 +223,7 @@ def build_learner(
 
 
 def _by_batch_norm(policy: BatchNormPolicy, learner: Learner) -> RoleOverride:
-    """The roles of BatchNorm's shared tensors.
-
-    Raises:
-        ConfigError: BatchNorm is to stay with the clients, and there is none.
-    """
+    """The roles of BatchNorm's shared tensors; refuses to keep what is not there."""
     changed = {full_name(name): Role.LOCAL for name in policy.kept_by_clients(learner)}
     changed |= {full_name(name): Role.SERVER for name in policy.only_sent_down(learner)}
     return lambda name, role: changed.get(name, role) if role is Role.SHARED else role

@@ -74,11 +74,7 @@ def _named(choices: str) -> Iterator[None]:
 
 
 def _check_view_size(learner: Learner, config: Config, channels: int) -> None:
-    """Refuses a network that takes images of one size alone, where views are smaller than images.
-
-    Raises:
-        ConfigError: names the keys.
-    """
+    """Refuses a network of one size of images alone, where views are smaller than images."""
     size = config.data.view_size
     if size == config.data.image_size:
         return

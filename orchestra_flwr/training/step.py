@@ -106,7 +106,7 @@ class LocalStep:
         first = not self._losses
         batch = self._batch_of(rows)
         with passes_in(self._training.precision, batch.images.device.type):
-            losses, measures = self._learner.measured_loss(batch, measured=first)
+            losses, measures = self._learner.loss(batch, measured=first)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         if self._gradient_norm is not None:
             clip_grad_norm_(self.optimizer.parameters, self._gradient_norm)

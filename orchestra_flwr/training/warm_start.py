@@ -66,12 +66,14 @@ def initial_encoder(config: Config) -> Encoder | None:
 
 def _kind(spec: EncoderSpec) -> dict[str, object]:
     """What two encoders must have in common, by the keys of a run."""
-    model = {"name": spec.model.name, "norm": spec.model.norm, "width": spec.model.width}
-    options = spec.model.settings.model_dump(exclude={*spec.model.plugin.first_weights})
+    model = spec.model
+    options = model.settings.model_dump(exclude={*model.plugin.first_weights})
     return {
-        "model": model.pop("name"),
-        **{f"model.{key}": value for key, value in {**model, **options}.items()},
-        "model.groups": spec.model.groups,
+        "model": model.name,
+        "model.norm": model.norm,
+        "model.width": model.width,
+        **{f"model.{key}": value for key, value in options.items()},
+        "model.groups": model.groups,
         "data.image_size": spec.image_size,
         "data.normalise": spec.normalise,
         "data's channels": spec.channels,

@@ -104,11 +104,7 @@ def _whole(path: str) -> Path:
 
 
 def _check_same_images(config: UseConfig) -> None:
-    """Refuses to replace the results of another folder of images that has the same name.
-
-    Raises:
-        ConfigError: the results that are there are of other images, which still exist.
-    """
+    """Refuses to replace the results of other images, which still exist, under the same name."""
     earlier, here = embedded_before(config.results), _whole(config.images)
     if config.folder or earlier is None or earlier == printable(str(here)):
         return

@@ -11,7 +11,7 @@ from torch import Tensor
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
 from orchestra_flwr.data.image_files.file_table import table_text
-from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.files import at_home, replacing, write_atomically
 from orchestra_flwr.models import encoder_of
 from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.training import resolve_device
@@ -53,7 +53,7 @@ def run_label(config: LabelConfig) -> None:
         everything = embedded.embeddings
         if table is None:
             labels_by_path, examples = _embedded_examples(config, embedded.folder)
-            rest = everything
+            rest = _outside(config, everything)
         else:
             check_known(config.labels, table, config.images, {*everything.paths})
             labels_by_path = table
@@ -94,6 +94,16 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
     readable = {path: labels_by_path[path] for path in examples.paths}
     check_enough(config.labels, readable)
     return readable, examples
+
+
+def _outside(config: LabelConfig, everything: Embeddings) -> Embeddings:
+    """All but those in the folder of the labels, which may lie in that of the images, or be it."""
+    images, labels = (at_home(each).resolve() for each in (config.images, config.labels))
+    if not labels.is_relative_to(images):
+        return everything
+    inside = tuple(map(printable, labels.relative_to(images).parts))
+    places = [tuple(path.split("/")) for path in everything.paths]
+    return _part(everything, [place[: len(inside)] != inside for place in places])
 
 
 def _part(embeddings: Embeddings, wanted: list[bool]) -> Embeddings:

@@ -65,7 +65,7 @@ def write_page(
         "broken": [list(pair) for pair in embeddings.broken],
         "paths": paths,
         **_thumbnail_data(folder, thumbnails, inside),
-        **_map_data(place_images(vectors, config.seed)),
+        "positions": _packed((place_images(vectors, config.seed) * POSITIONS).round(), "<u2"),
         **_cluster_data(cluster_images(vectors, config.clusters, config.seed)),
         **_similarity_data(neighbours),
         "duplicates": duplicates[:GROUPS],
@@ -118,11 +118,6 @@ def _thumbnail_data(folder: Path, thumbnails: Thumbnails, inside: bool) -> dict[
     }
 
 
-def _map_data(positions: NDArray[np.float64]) -> dict[str, Any]:
-    """Positions as little-endian uint16, x and y in turn, in base64."""
-    return {"positions": _packed((positions * POSITIONS).round(), "<u2")}
-
-
 def _cluster_data(clusters: Clusters) -> dict[str, Any]:
     return {
         "clusters": _packed(clusters.labels, "u1"),
@@ -151,4 +146,5 @@ def _class_data(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _packed(values: Any, dtype: str) -> str:
+    """Numbers of a type, row by row, in base64."""
     return base64.b64encode(np.asarray(values).astype(dtype).tobytes()).decode()

@@ -1,9 +1,9 @@
 """The configurations of `orchestra-embed`, `orchestra-label` and `orchestra-compare`."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from orchestra_flwr.config import (
     Composed,
@@ -14,8 +14,11 @@ from orchestra_flwr.config import (
     Section,
     WithPlugins,
     encoder_file,
+    required,
 )
 from orchestra_flwr.files import at_home
+
+LABELS = "a CSV with the columns path and label, or a folder with a folder of images for each class"
 
 Format = Literal["safetensors", "npz", "parquet"]
 
@@ -23,17 +26,10 @@ Format = Literal["safetensors", "npz", "parquet"]
 class WithImages(Section):
     """Images for an encoder, and where the results go."""
 
-    images: PathText
+    images: Annotated[PathText, required("images", "a folder or a zip of images")]
     folder: OptionalPathText
     batch_size: int = Field(ge=1)
     device: Device
-
-    @field_validator("images", mode="before")
-    @classmethod
-    def _images_are_given(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError("images: must be given, a folder or a zip of images")
-        return str(value)
 
 
 class UseConfig(WithImages, OfSavedEncoder):
@@ -73,18 +69,8 @@ class LabelConfig(UseConfig):
 
     file = "label"
 
-    labels: PathText
+    labels: Annotated[PathText, required("labels", LABELS)]
     seed: int = Field(ge=0)
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _labels_are_given(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError(
-                "labels: must be given, a CSV with the columns path and label, or a folder with "
-                "a folder of images for each class"
-            )
-        return str(value)
 
 
 class CompareConfig(WithImages, WithPlugins, Composed):
@@ -92,7 +78,7 @@ class CompareConfig(WithImages, WithPlugins, Composed):
 
     file = "compare"
 
-    after: PathText
+    after: Annotated[PathText, required("after", "a run folder or an encoder.safetensors")]
     before: OptionalPathText
     before_weights: PathText
     before_size: int | None = Field(ge=8, le=512)
@@ -100,13 +86,6 @@ class CompareConfig(WithImages, WithPlugins, Composed):
     limit: int = Field(ge=10)
     queries: int = Field(ge=0, le=500)
     seed: int = Field(ge=0)
-
-    @field_validator("after", mode="before")
-    @classmethod
-    def _after_is_given(cls, value: Any) -> Any:
-        if not value:
-            raise ValueError("after: must be given, a run folder or an encoder.safetensors")
-        return str(value)
 
     @property
     def results(self) -> Path:

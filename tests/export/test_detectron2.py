@@ -53,7 +53,13 @@ def test_every_tensor_of_resnet18_has_its_name(make_run, capsys):
         ("res5.1.conv1.weight", backbone.blocks[7].conv1, "weight"),
     ):
         assert torch.equal(tensors[name], getattr(module, field))
-    for line in ("DEPTH: 18", "RES2_OUT_CHANNELS: 8", "PIXEL_MEAN: [127.5]", "3 x 3"):
+    for line in (
+        "DEPTH: 18",
+        "RES2_OUT_CHANNELS: 8",
+        "PIXEL_MEAN: [127.5]",
+        'FORMAT: "L"',
+        "3 x 3",
+    ):
         assert line in settings
 
 

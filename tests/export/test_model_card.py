@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from orchestra_flwr.config import config_to_yaml, load
+from orchestra_flwr.config import config_to_yaml, load, load_config
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
@@ -122,3 +122,26 @@ def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
     text = card(CardFacts.of(finished / "encoders" / "cluster-1.safetensors"))
     assert "model-index" not in text and "Not measured" in text
     assert "stand for 16 different images" in text and "Lubana et al." in text
+
+
+def test_the_backbone_is_described_by_what_it_has(make_run, tmp_path):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    assert "- backbone: `convnet`, width 8, norm batch" in text_of(make_run())
+    run = make_run("timm", timm="test_efficientnet", image_size=8)
+    assert "- backbone: `timm`, timm test_efficientnet, image_size 8\n" in text_of(run)
+
+
+def test_networks_that_were_trained_before_are_named_without_their_paths(finished, tiny):
+    assert "trained before" not in text_of(finished)
+    for overrides, key in (
+        (["init=/home/ann/secret/run"], "init"),
+        (
+            ["model=timm", "model.timm=test_vit", "model.weights=/ann/a.safetensors"],
+            "model.weights",
+        ),
+        (["method=distill", "method.teacher=/home/ann/secret"], "method.teacher"),
+    ):
+        (finished / "config.yaml").write_text(config_to_yaml(load_config(overrides)))
+        text = text_of(finished)
+        assert f"had a part in it ({key}); these may have learned from labels" in text
+        assert "/ann" not in text

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.data import UNLABELLED, ImageSet
 from orchestra_flwr.methods import classes_of, labels_for
 from orchestra_flwr.methods.labels import Classes, shown_labels, with_class_names
@@ -41,13 +41,6 @@ def test_what_cannot_be_learnt_is_refused_in_one_line(tiny):
         with pytest.raises(ConfigError, match=says) as error:
             labels_for(config, images)
         assert "\n" not in str(error.value)
-
-
-def test_a_class_is_named_once(tiny):
-    with pytest.raises(
-        ConfigError, match=r"^method\.classes=\[cat,cat\]: must name each class once"
-    ):
-        tiny(*PHOTOS, "method.classes=[cat,cat]")
 
 
 def test_a_simulation_names_the_classes_that_it_has_loaded(tiny):
@@ -111,3 +104,9 @@ def test_images_that_nobody_labelled_take_part_if_some_labels_are_enough(tiny):
     needs_all = tiny(*PHOTOS, "method.classes=[dog,cat]")
     with pytest.raises(ConfigError, match=r"1 of the images have no label.*labels.fraction=1"):
         labels_for(needs_all, mixed)
+
+
+@pytest.mark.parametrize("names", ["cat", "cat,cat"])
+def test_one_class_is_none(names):
+    with pytest.raises(ConfigError, match=r"method.classes=\[cat.*must name two classes or more"):
+        load_config(["data=image_folder", "method=cbafed", f"method.classes=[{names}]"])

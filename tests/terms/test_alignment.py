@@ -159,7 +159,7 @@ def test_the_received_model_works_in_evaluation_mode_once_a_round_and_stays(tiny
     assert all(torch.equal(t, sent[name]) for name, t in received.state.items())
     assert modes == [module.training for module in learner.modules()]
     target = learner.terms["alignment"]._target
-    loss = learner.loss(clean_batch(learner.method))["alignment"]
+    loss = learner.loss(clean_batch(learner.method))[0]["alignment"]
     loss.backward()
     assert len(passes) == 3 + 2 and not target.requires_grad
     assert learner.terms["alignment"]._target is target

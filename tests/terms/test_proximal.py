@@ -72,7 +72,7 @@ def test_the_weight_is_mu(tiny, mu):
         learner.start_round(received)
         view = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
         batch = Batch(torch.arange(6), (view,), (torch.arange(6) % 4,), torch.Generator())
-        sum(learner.loss(batch).values()).backward()
+        sum(learner.loss(batch)[0].values()).backward()
         gradients.append({n: p.grad for n, p in learner.method.named_parameters()})
     for name, gradient in gradients[1].items():
         pull = mu * (learner.method.get_parameter(name).detach() - received.state[name])

@@ -62,7 +62,7 @@ def test_roles_can_be_changed_by_full_names(learner):
 
 
 def test_the_loss_is_the_methods_parts_and_the_weighted_terms(learner):
-    losses = learner.loss(batch())
+    losses, _ = learner.loss(batch())
     step = learner.method.loss(batch())
     assert set(losses) == {"contrastive", "twice"}
     assert torch.equal(losses["contrastive"], step.losses["contrastive"])

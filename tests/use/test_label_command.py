@@ -112,6 +112,22 @@ def test_class_folders_label_all_images(run, photos, command, tmp_path):
     assert not [*results.glob("unfinished*")]
 
 
+def test_labelled_folders_among_the_images_are_not_predicted(run, photos, command):
+    """Predictions are for images without a label, wherever these lie."""
+    for name in ("blue", "green", "red"):
+        for number in range(6):
+            file = photos / "sorted" / name / f"{number:02d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (photos / name / file.name).rename(file)
+    shutil.copytree(photos / "red", photos / "sorted too")
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={photos / 'sorted'}")
+    assert code == 0, err
+    paths = [row["path"] for row in predictions(run / "embeddings" / "photos")]
+    assert len(paths) == 24 and not any(path.startswith("sorted/") for path in paths)
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={photos}")
+    assert code == 0 and "(0 images)" in out, err
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -70,11 +70,7 @@ class PseudoLabelling(StartsRounds, Classifying):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses BatchNorm statistics of no images, where pseudo-labels are read at all.
-
-        Raises:
-            ValueError: names the keys, as :func:`check_statistics`.
-        """
+        """Refuses BatchNorm statistics of no images, where pseudo-labels are read at all."""
         super().check(config)
         fraction = config.labels.fraction
         if fraction is not None:

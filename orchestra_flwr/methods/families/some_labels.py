@@ -1,11 +1,9 @@
 """Methods that need no labels and can learn from some all the same."""
 
-from typing import ClassVar
-
 from torch import nn
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.methods import LearnsLabels, Role, sees_labels
+from orchestra_flwr.methods import LearnsLabels, sees_labels
 from orchestra_flwr.methods.families.projecting import Projecting
 from orchestra_flwr.methods.labels import required_classes
 
@@ -17,8 +15,6 @@ class SomeLabels(LearnsLabels, Projecting):
     then calls :meth:`add_classifier`. Its loss is that of
     :func:`~orchestra_flwr.methods.semi_supervised.losses_with_labels`.
     """
-
-    roles: ClassVar = {"classifier": Role.SHARED}
 
     classifier: nn.Linear | None
 

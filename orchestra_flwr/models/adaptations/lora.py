@@ -57,6 +57,11 @@ class LoRA(Adaptation):
                 "adaptation.alternate=true: must be false with training.optimizer_state=keep, "
                 "the halves have different gradients"
             )
+        if config.merging.plugin.remembers:
+            raise ValueError(
+                "adaptation.alternate=true: must be false with "
+                f"merging={config.merging.name}, whose clients have halves of their own"
+            )
 
     def prepare(self, backbone: Backbone) -> None:
         """Puts A and B beside the chosen layers.

@@ -56,11 +56,7 @@ class Backbone(Plugin, FreezableNorms):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses images of another size than the network's, and what `model.batch_norm` cannot be.
-
-        Raises:
-            ValueError: names the key.
-        """
+        """Refuses images of another size than the network's, and a wrong `model.batch_norm`."""
         size = getattr(config.model.settings, "image_size", config.data.image_size)
         if size != config.data.image_size:
             raise ValueError(

@@ -57,11 +57,7 @@ class Timm(Backbone):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses what timm does not have, images of another size, and files that are not weights.
-
-        Raises:
-            ValueError: names the key.
-        """
+        """Refuses what timm does not have, images of another size, files that are not weights."""
         settings: Timm.Settings = config.model.settings
         _check_name(_library(), settings.timm)
         check_weights("model.weights", settings.weights)
@@ -166,11 +162,7 @@ def check_weights(key: str, weights: str | None) -> None:
 
 
 def _library() -> ModuleType:
-    """The library timm.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """The library timm, if it is installed."""
     require("model=timm", "timm", "timm")
     timm: ModuleType = importlib.import_module("timm")
     return timm
@@ -215,11 +207,7 @@ def _is_random(value: Tensor, random: Tensor) -> bool:
 
 
 def _check_name(timm: ModuleType, name: str) -> None:
-    """Refuses a name that timm does not have, or whose tag it does not have.
-
-    Raises:
-        ValueError: names the key and what is nearest.
-    """
+    """Refuses a name that timm does not have, or whose tag it does not have."""
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         close = difflib.get_close_matches(architecture, timm.list_models(), n=3)

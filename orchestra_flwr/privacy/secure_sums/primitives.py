@@ -1,21 +1,20 @@
-"""The cryptography of a sum: key pairs, sealed shares, masks. All of it from kept libraries."""
+"""The cryptography of a sum: key pairs, sealed shares, masks; ciphers are those of a library."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import secrets
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orchestra_flwr.privacy.secure_sums.transcript import Layout
 
-SEED_BYTES = 16  # of each shared secret: what pycryptodome's Shamir takes
-TAIL = 0b10000111
-MODULUS = (1 << 128) + TAIL  # of GF(2^128), as in pycryptodome
-LOWEST = int.from_bytes(bytes([1]) * 255)  # the lowest bit of each byte
-DIGITS = b"01" + bytes(254)
+SEED_BYTES = 16  # of each shared secret
+PRIME = 2**130 - 5  # of shares: a little more than a secret (Poly1305's, RFC 8439)
+SHARE_BYTES = 17
 PIECE = 1 << 17  # bytes of a vector that are masked at a time: they stay in a core's cache
 AT_ONCE = 64  # masks of which each piece gets its part
 ZEROS = memoryview(bytes(PIECE))
@@ -79,92 +78,34 @@ def commitment(seed: bytes, about: bytes) -> str:
 
 
 def split(seed: bytes, needed: int, holders: Sequence[int]) -> dict[int, bytes]:
-    """Shares of 16 bytes by their holders' numbers: any `needed` of them give the bytes back.
+    """Shares of 16 bytes by their holders' numbers, from 1: any `needed` of them give them back.
 
-    Shamir (1979) over GF(2^128): fewer shares say nothing at all.
+    Shamir, "How to Share a Secret" (1979), over the integers modulo a prime: values of a polynomial
+    whose other coefficients are drawn at random. Fewer shares say nothing at all.
     """
-    from Crypto.Protocol.SecretSharing import Shamir
+    drawn = [secrets.randbelow(PRIME) for _ in range(needed - 1)]
 
-    shares = Shamir.split(needed, len(holders), seed, ssss=False)
-    return {holder: share for holder, (_, share) in zip(holders, shares, strict=True)}
+    def value(place: int) -> int:
+        total = 0
+        for coefficient in (*drawn, int.from_bytes(seed)):
+            total = (total * place + coefficient) % PRIME
+        return total
+
+    return {holder: value(holder).to_bytes(SHARE_BYTES) for holder in holders}
 
 
 def combined(shares: Sequence[tuple[int, bytes]]) -> bytes:
-    """The 16 bytes of which these are shares, each with its place among the holders, from 1.
+    """The 16 bytes of which these are shares, each with its holder's number.
 
-    As pycryptodome's `Shamir.combine`, which takes hundreds of times as long, since it hides from
-    an observer of its duration what the server has anyway. What comes out is compared with what its
+    Lagrange's polynomial at 0. Wrong shares give other bytes; the result is compared with what its
     owner promised.
     """
-    places = {place for place, _ in shares}
-    count = -(-max(places) // 8) * 8  # of few sizes, so that most weights are there already
-    lacking = {*range(1, count + 1)} - places
     total = 0
     for place, share in shares:
-        weight = _weights(count)[place - 1]
-        for other in lacking:  # it loses the factor other / (place + other)
-            weight = _product(weight, place ^ other)
-        total ^= _spread(_remainder(weight)) * _spread(int.from_bytes(share)) & LOWEST
-    return _times(_gathered(total), _inverse(reduce(_times, lacking, 1))).to_bytes(SEED_BYTES)
-
-
-@lru_cache(64)
-def _weights(count: int) -> list[int]:
-    """By which values at 1 to `count` are multiplied to give that at 0 (Lagrange)."""
-    places = range(1, count + 1)
-    top = reduce(_times, places)
-    differences = (reduce(_product, (one ^ x for x in places if x != one), one) for one in places)
-    return [_times(top, _inverse(_remainder(each))) for each in differences]
-
-
-def _times(one: int, other: int) -> int:
-    """The product in GF(2^128), of polynomials whose coefficients are bits."""
-    return _gathered(_spread(one) * _spread(other) & LOWEST)
-
-
-def _spread(value: int) -> int:
-    """A byte for each bit.
-
-    The product of two such integers has in each byte how many pairs of bits meet there, at most
-    128: its lowest bit is the coefficient.
-    """
-    return int.from_bytes(f"{value:b}".encode()) & LOWEST
-
-
-def _gathered(spread: int) -> int:
-    """A bit for each byte, and what remains of them in the field."""
-    return _remainder(int(spread.to_bytes(255).translate(DIGITS), 2))
-
-
-def _product(one: int, other: int) -> int:
-    """The product of two polynomials, of which the second is short."""
-    product = 0
-    while other:
-        if other & 1:
-            product ^= one
-        one <<= 1
-        other >>= 1
-    return product
-
-
-def _remainder(value: int) -> int:
-    """Of a polynomial divided by that of the field."""
-    while high := value >> 128:
-        value ^= high << 128 ^ _product(high, TAIL)
-    return value
-
-
-def _inverse(value: int) -> int:
-    """By which a value but 0 gives 1: Euclid's algorithm."""
-    rest, other, factor, last = MODULUS, value, 0, 1
-    while other != 1:
-        shift = rest.bit_length() - other.bit_length()
-        if shift < 0:
-            rest, other, factor, last, shift = other, rest, last, factor, -shift
-        rest, factor = rest ^ other << shift, factor ^ last << shift
-        if rest == 1:
-            return factor
-    return last
+        below = place * math.prod(other - place for other, _ in shares if other != place)
+        total += int.from_bytes(share) * pow(below, -1, PRIME)
+    whole = total * math.prod(place for place, _ in shares) % PRIME
+    return whole.to_bytes(SHARE_BYTES)[-SEED_BYTES:]
 
 
 def add_masks(vector: Vector, masks: Sequence[tuple[bytes, int]]) -> None:

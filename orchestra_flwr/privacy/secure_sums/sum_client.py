@@ -21,6 +21,7 @@ from orchestra_flwr.privacy.secure_sums.transcript import (
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[str, bytes, bytes], bool]  # whether the client of this name signed these bytes
 STAGES = ("keys", "shares", "boxes", "input", "confirm", "unmask")
+KEPT = ("_stage", "_drawn", "_drawn_by", "_graph", "_basis", "_alive", "_survivors")  # as JSON
 OVER = "over"  # of a client that is through, or has refused something
 
 
@@ -158,7 +159,7 @@ class SumClient:
             try:
                 key = agreed(self._roster[sender].cipher_key, about)
                 pair = primitives.opened(key, bytes.fromhex(box), about)
-                if len(pair) != 2 * primitives.SEED_BYTES:
+                if len(pair) != 2 * primitives.SHARE_BYTES:
                     raise ValueError("not two shares")
             except ValueError:
                 unopened.append(sender)
@@ -256,7 +257,7 @@ class SumClient:
         shares: dict[str, dict[str, str]] = {"own": {}, "keys": {}}
         for name in self._secrets.held.keys() & {*self._alive}:
             pair = self._secrets.held[name]
-            own, key = pair[: primitives.SEED_BYTES], pair[primitives.SEED_BYTES :]
+            own, key = pair[: primitives.SHARE_BYTES], pair[primitives.SHARE_BYTES :]
             if name in self._survivors:
                 shares["own"][name] = own.hex()
             else:
@@ -266,20 +267,10 @@ class SumClient:
 
     def state(self) -> str:
         """All of it but `sign` and `verify`, with its secrets: only for who holds them anyway."""
-        kept = {
-            "stage": self._stage,
-            "drawn": self._drawn,
-            "drawn_by": self._drawn_by,
-            "graph": self._graph,
-            "basis": self._basis,
-            "alive": self._alive,
-            "survivors": self._survivors,
-            "roster": [each.fields() for each in self._roster.values()],
-            "occasion": asdict(self.occasion),
-            "name": self.name,
-            "secrets": {**asdict(self._secrets)},
-        }
-        return json.dumps(kept, default=bytes.hex)
+        kept = {name: getattr(self, name) for name in KEPT}
+        roster = [each.fields() for each in self._roster.values()]
+        kept |= {"roster": roster, "occasion": asdict(self.occasion), "name": self.name}
+        return json.dumps(kept | {"secrets": asdict(self._secrets)}, default=bytes.hex)
 
     @classmethod
     def from_state(cls, text: str, **arguments: Any) -> "SumClient":
@@ -288,10 +279,8 @@ class SumClient:
         about = kept["occasion"]
         layout = tuple((bits, size) for bits, size in about.pop("layout"))
         client = cls(kept["name"], Occasion(**about, layout=layout), **arguments)
-        client._stage = kept["stage"]
-        client._drawn, client._drawn_by = kept["drawn"], kept["drawn_by"]
-        client._graph, client._basis = kept["graph"], kept["basis"]
-        client._alive, client._survivors = kept["alive"], kept["survivors"]
+        for name in KEPT:
+            setattr(client, name, kept[name])
         client._roster = {fields[0]: Advertisement.of(fields) for fields in kept["roster"]}
         client._roster_digest = roster_digest(client._roster.values())
         seeds, held = kept["secrets"], kept["secrets"].pop("held")

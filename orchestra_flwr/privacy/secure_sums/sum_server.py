@@ -209,7 +209,7 @@ class SumServer:
         for kind, found in parsed.items():
             for owner, share in found.items():
                 holds = owner == name or name in self._boxes.get(owner, ())
-                if not holds or len(share) != primitives.SEED_BYTES:
+                if not holds or len(share) != primitives.SHARE_BYTES:
                     raise ValueError(f"a share of {owner} that is none")
                 self._shares[kind].setdefault(owner, []).append((name, share))
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-LABEL = "orchestra_flwr secure sum 4"  # raised whenever the meaning of a stage changes
+LABEL = "orchestra_flwr secure sum 5"  # raised whenever the meaning of a stage changes
 MOST_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 

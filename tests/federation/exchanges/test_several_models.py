@@ -98,7 +98,7 @@ CHOSEN_BY_LOSS = """
                 offer.load(name)
                 batches = BatchMaker(offer.learner.method, offer.images, None,
                                      offer.config, offer.seed)
-                parts = offer.learner.loss(batches(range(4)))
+                parts, _ = offer.learner.loss(batches(range(4)))
                 losses[name] = float(sum(parts.values()))
             return min(losses, key=losses.get)
 """

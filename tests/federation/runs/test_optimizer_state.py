@@ -125,7 +125,7 @@ def trained_plainly(config):
                     passed = sum(epochs_done >= milestone for milestone in milestones)
                     rate.fill_(config.training.lr * 0.3**passed)
                 for rows in batches:
-                    torch.stack(list(learner.loss(batch_of(rows)).values())).sum().backward()
+                    torch.stack(list(learner.loss(batch_of(rows))[0].values())).sum().backward()
                     optimizer.step()
                 epochs_done += 1
     return learner

@@ -208,3 +208,10 @@ def test_what_has_no_head_cannot_freeze_all(tiny, user_package):
     build_learner(tiny(*config, "adaptation=norms"), 1)
     with pytest.raises(ConfigError, match="adaptation: nothing is left to train"):
         build_learner(tiny(*config, "adaptation=head"), 1)
+
+
+def test_a_run_in_which_clients_train_nothing_that_they_share_is_refused(tiny):
+    own = ("method=distill", "method.head=local")
+    build_learner(tiny(*own, "adaptation=norms"), 1)
+    with pytest.raises(ConfigError, match="adaptation: nothing .* that clients share"):
+        build_learner(tiny(*own, "adaptation=head"), 1)

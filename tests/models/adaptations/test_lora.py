@@ -155,6 +155,8 @@ def test_a_small_transformers_adapters_fit_the_promise(tiny):
         (["adaptation.layers=[nonsense]"], r"adaptation.layers=\['nonsense'\]: .*qkv"),
         (["adaptation.alternate=true", "server_optimizer=adam"], "adaptation.alternate=true: must"),
         (["adaptation.alternate=true", "training.optimizer_state=keep"], "alternate=true: must be"),
+        (["adaptation.alternate=true", "merging=fedema"], "alternate=true: .*merging=fedema"),
+        (["adaptation.alternate=true", "merging=fedu"], "alternate=true: .*merging=fedu"),
     ],
 )
 def test_what_does_not_fit_is_refused(configured, overrides, says):

@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import secrets
 from fractions import Fraction
 from math import comb
 
 import numpy as np
 import pytest
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
@@ -123,9 +123,11 @@ def test_messages_tell_nothing_but_the_sum(tools, monkeypatch):
         def constant(count):
             return hashlib.shake_128(str(next(counter)).encode()).digest(count)
 
-        for place in ("orchestra_flwr.privacy.secure_sums.sum_client.secrets.token_bytes",
-                      "Crypto.Protocol.SecretSharing.rng"):  # fmt: skip
-            monkeypatch.setattr(place, constant)
+        def below(bound):
+            return int.from_bytes(constant(32)) % bound
+
+        monkeypatch.setattr(secrets, "token_bytes", constant)
+        monkeypatch.setattr(secrets, "randbelow", below)
         vectors = {f"c{i:03}": tools.vector(i) for i in range(4)}
         vectors["c000"] = [part + part.dtype.type(moved) for part in vectors["c000"]]
         vectors["c001"] = [part - part.dtype.type(moved) for part in vectors["c001"]]
@@ -168,7 +170,7 @@ def test_wrong_shares_are_noticed(tools):
     for name in one.names:
         shares = one.clients[name].unmask(signatures, one.server.views)
         if name != "c001":
-            shares["own"]["c001"] = "00" * 16
+            shares["own"]["c001"] = "00" * 17
         one.server.take_unmasking(name, shares)
     with pytest.raises(SumFailedError, match="the shares of c001 do not fit together"):
         one.server.total()
@@ -176,13 +178,37 @@ def test_wrong_shares_are_noticed(tools):
 
 @QUICK
 @given(st.binary(min_size=16, max_size=16), st.integers(2, 40), st.randoms())
-def test_shares_give_what_the_library_makes_of_them(seed, needed, random):
+def test_so_many_shares_and_no_fewer_give_the_secret_back(seed, needed, random):
     """Of any so many holders, in any order."""
     shares = primitives.split(seed, needed, range(1, needed + 8))
     some = random.sample(sorted(shares.items()), needed)
-    assert primitives.combined(some) == seed == Shamir.combine(some)
-    changed = [*some[1:], (some[0][0], bytes(16))]
-    assert primitives.combined(changed) == Shamir.combine(changed)
+    assert primitives.combined(some) == seed
+    assert primitives.combined(some[1:]) != seed
+    changed = [*some[1:], (some[0][0], bytes(17))]
+    assert primitives.combined(changed) != seed
+
+
+def test_shares_are_values_of_a_polynomial_by_hand(monkeypatch):
+    monkeypatch.setattr(secrets, "randbelow", lambda bound: bound - 3)  # -3 x^2 - 3 x + 7
+    shares = primitives.split((7).to_bytes(16), 3, [1, 2, 1000])
+    values = {place: int.from_bytes(share) for place, share in shares.items()}
+    prime = 2**130 - 5
+    assert values == {1: 1, 2: prime - 11, 1000: prime - 3_002_993}
+
+
+def test_fewer_shares_fit_every_secret(monkeypatch):
+    """For two of three shares and any secret there is one polynomial that gives both."""
+    prime, places = 13, (1, 2)
+    monkeypatch.setattr(primitives, "PRIME", prime)
+    seen = {}
+    for secret in range(prime):
+        for draws in itertools.product(range(prime), repeat=2):
+            left = iter(draws)
+            monkeypatch.setattr(secrets, "randbelow", lambda bound, left=left: next(left))
+            shares = primitives.split(bytes([secret]), 3, places)
+            seen.setdefault(tuple(shares.values()), []).append(secret)
+    assert len(seen) == prime**2
+    assert all(sorted(found) == [*range(prime)] for found in seen.values())
 
 
 @pytest.mark.parametrize("places", [(1, 2, 3), (5, 400, 1000), (998, 999, 1000)])
@@ -212,7 +238,7 @@ def test_one_who_gives_out_wrong_shares_does_not_end_a_sum(tools, liar):
     for name in one.server.survivors:
         shares = one.clients[name].unmask(signatures, one.server.views)
         if name == liar:
-            shares = {kind: dict.fromkeys(found, "5a" * 16) for kind, found in shares.items()}
+            shares = {kind: dict.fromkeys(found, "5a" * 17) for kind, found in shares.items()}
         one.server.take_unmasking(name, shares)
     expected = one.expected(one.server.survivors)
     assert all(map(np.array_equal, one.server.total(), expected))
@@ -237,8 +263,8 @@ def test_who_signs_wrongly_drops_out_and_the_others_go_on(tools):
 
 
 @pytest.mark.parametrize("damage", [
-    lambda s: {"own": {}}, lambda s: {**s, "own": {"c009": "00" * 16}},
-    lambda s: {**s, "own": {"c001": "00"}}, lambda s: {**s, "keys": {"c001": "00" * 16}},
+    lambda s: {"own": {}}, lambda s: {**s, "own": {"c009": "00" * 17}},
+    lambda s: {**s, "own": {"c001": "00"}}, lambda s: {**s, "keys": {"c001": "00" * 17}},
     lambda s: {**s, "own": {"c001": "zz"}}, lambda s: {**s, "own": 3},
 ])  # fmt: skip
 def test_a_server_takes_no_shares_that_are_none(tools, damage):
