@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
@@ -153,7 +153,8 @@ class ClientWorker:
         self._report(f"{place}: {'training' if task['train'] else f'first {label}'}")
         client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
-        metrics = reply.metric_records[METRICS]
+        # Not by `metric_records`: that view is a reference cycle, which keeps the model as well.
+        metrics = cast(MetricRecord, reply[METRICS])
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         steps = counted(int(str(metrics["steps"])), "step")
         trained = [steps, f"loss {sum(loss):.3f}"] if loss else []
