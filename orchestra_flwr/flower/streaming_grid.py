@@ -86,10 +86,6 @@ class StreamingGrid(OneRunGrid):
         self.unanswered.update(filter(None, ids))  # none: a node that is gone
         return ids
 
-    def begun(self, message_ids: Iterable[str]) -> list[str]:
-        """The messages whose replies may be pulled; those of all others have not begun to come."""
-        return list(message_ids)
-
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the wrapped grid.
 
