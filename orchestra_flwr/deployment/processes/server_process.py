@@ -145,7 +145,7 @@ def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dic
     return {
         "config": config.to_json(),
         "folder": str(folder.path.resolve()),
-        "socket": str(station.socket),
+        "socket": str(station.scratch / LINK),
         "ca": str(station.keys.ca.resolve()) if station.keys else "",
         "environment": {name: os.environ.get(name, "") for name in NO_PROXY},
         "path": [str(Path(part).resolve()) for part in sys.path],
