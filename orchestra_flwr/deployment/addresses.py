@@ -14,6 +14,10 @@ class WatchConfig(Section):
     host: str = Field("127.0.0.1", min_length=1)
     port: int | None = Field(None, ge=0, le=65535)  # None: off; 0: any free one
 
+    def unread(self) -> dict[str, str]:
+        """The host without a port; as of :meth:`Composed.unread`."""
+        return {} if self.port is not None else {"watch.host": "without watch.port"}
+
 
 def uses_tls(host: str, insecure: bool, file: Path) -> bool:
     """Whether a connection to `host` uses TLS.

@@ -143,6 +143,18 @@ class ClientConfig(WithPlugins, Composed):
                 )
         return self
 
+    def unread(self) -> dict[str, str]:
+        """Keys that have no effect with the values of others, and why."""
+        unread, privacy = self.watch.unread(), self.privacy
+        if self.data.train_limit is not None:
+            unread["data.limit"] = "with data.train_limit, its new name"
+        if self.method.teacher is None:
+            options = ("method.teacher_weights", "method.teacher_size")
+            unread |= dict.fromkeys(options, "without method.teacher")
+        if {privacy.epsilon, privacy.total_epsilon, privacy.updates_epsilon} == {None}:
+            unread["privacy.delta"] = "without a bound on an epsilon"
+        return unread
+
     @property
     def host(self) -> str:
         """The server's host."""

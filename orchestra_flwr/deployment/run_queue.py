@@ -121,12 +121,7 @@ class RunQueue:
         self._check()
 
     def make(self) -> None:
-        """Makes the folder, unless it is there.
-
-        Raises:
-            ConfigError: as above.
-            OSError: it cannot be made.
-        """
+        """Makes the folder, unless it is there; errors as above, or an OSError."""
         make_private_folder(self.folder)
         self._check()  # it may have been made by somebody else a moment ago
 

@@ -101,13 +101,13 @@ class ServerConfig(Config):
 
     def unread(self) -> dict[str, str]:
         """Also what real clients decide themselves."""
-        unread = super().unread()
+        unread, watch = super().unread(), self.watch.unread()
         if self.queue is not None:
             others = set(type(self).model_fields) - {*OF_THE_SERVER, "plugins", "logging"}
             others |= {f"logging.{name}" for name in set(LoggingConfig.model_fields) - {*DISPLAY}}
             of_runs = dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
             display = {key: why for key, why in unread.items() if key == "logging.progress"}
-            return of_runs | display
+            return of_runs | display | watch
         for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
             unread.pop(f"federation.{name}", None)
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
@@ -115,7 +115,7 @@ class ServerConfig(Config):
         if not self.share.encoder:
             unread |= dict.fromkeys(("share.every", "share.wait"), "with share.encoder=false")
         only_simulated = ("engine", "clock", "partition")
-        return unread | dict.fromkeys(only_simulated, "with real clients, only simulated")
+        return unread | watch | dict.fromkeys(only_simulated, "with real clients, only simulated")
 
     @property
     def tls(self) -> bool:

@@ -1,6 +1,7 @@
-"""What the gate and a client have to know of Flower's Fleet API.
+"""What server, gate and client have to know of Flower's Fleet API.
 
-Checked against Flower 1.41: its clients' messages, and how old a signature may be.
+Checked against Flower 1.41: its clients' messages, how old a signature may be, and that a reply
+made by a clock at which its message has expired is refused.
 """
 
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
@@ -9,6 +10,16 @@ from google.protobuf.message import DecodeError
 
 # A SuperLink accepts what was signed less than so many seconds ago, or ahead of its own clock.
 MAX_AGE, MAX_AHEAD = 305.0, 5.0
+# A client signs by the server's time, but dates its replies by its own, which may differ so much.
+MAX_CLOCK_DIFFERENCE = 3600.0
+
+
+def time_to_live(seconds: float) -> float:
+    """After how many seconds a message expires whose reply is waited for so many seconds.
+
+    A reply in time may wait as long again while those before it are fetched.
+    """
+    return 2 * seconds + 60 + MAX_CLOCK_DIFFERENCE
 
 
 def withdrawal(push_messages: bytes) -> bytes:

@@ -9,7 +9,7 @@ Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NoReturn
 
 from flwr.app import Error, Message
@@ -68,9 +68,7 @@ class StreamingGrid(OneRunGrid):
     retry: Callable[[Message], bool] = lambda reply: False
     poll: float = POLL_SECONDS  # between two looks for a reply
     reply_limit: int | None = None  # bytes that one reply's arrays may come to; None: any number
-
-    def __post_init__(self) -> None:
-        self.unanswered: set[str] = set()
+    unanswered: set[str] = field(default_factory=set, init=False)
 
     def get_node_ids(self) -> Iterable[int]:
         """As the wrapped grid."""
@@ -85,10 +83,6 @@ class StreamingGrid(OneRunGrid):
         ids = list(self.grid.push_messages(messages))
         self.unanswered.update(filter(None, ids))  # none: a node that is gone
         return ids
-
-    def begun(self, message_ids: Iterable[str]) -> list[str]:
-        """The messages whose replies may be pulled; those of all others have not begun to come."""
-        return list(message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the wrapped grid.

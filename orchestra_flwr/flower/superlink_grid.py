@@ -123,7 +123,7 @@ class SuperLinkGrid(StreamingGrid):
         return [key for key in begun if self._uploads[key].is_over(self._pull_object, hold=hold)]
 
     def begun(self, message_ids: Iterable[str]) -> list[str]:
-        """As :meth:`StreamingGrid.begun`, by one request for all."""
+        """The messages whose replies have begun to come; one request asks for all."""
         wanted = list(message_ids)
         if unseen := [key for key in wanted if key not in self._uploads]:
             request = PullAppMessagesRequest(message_ids=unseen)

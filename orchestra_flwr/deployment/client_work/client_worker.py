@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
@@ -22,7 +22,7 @@ from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
 from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
 from orchestra_flwr.deployment.keys.key_files import COMMAND
-from orchestra_flwr.deployment.keys.peers import Signatures
+from orchestra_flwr.deployment.keys.peers import NO_SIGNATURES, Signatures
 from orchestra_flwr.federation.client.answers import evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -60,7 +60,7 @@ class ClientWorker:
         config: the client's configuration.
         name: the client's name.
         folder: for the record of releases, and for the state of this client in runs.
-        signatures: of secure aggregation; None: this client has no keys.
+        signatures: of secure aggregation.
 
     Raises:
         ConfigError: the record of releases or of sums cannot be read, or the device is not there.
@@ -79,7 +79,7 @@ class ClientWorker:
         name: str,
         folder: Path,
         report: Callable[[str], None],
-        signatures: Signatures | None = None,
+        signatures: Signatures = NO_SIGNATURES,
     ) -> None:
         self._config = config
         self._settings = ReceivedSettings(config)
@@ -153,7 +153,8 @@ class ClientWorker:
         self._report(f"{place}: {'training' if task['train'] else f'first {label}'}")
         client, unsent = self._prepared(received, task)
         reply = train_reply(client, content)
-        metrics = reply.metric_records[METRICS]
+        # Not by `metric_records`: that view is a reference cycle, which keeps the model as well.
+        metrics = cast(MetricRecord, reply[METRICS])
         loss = [float(v) for k, v in metrics.items() if k.startswith("loss/")]  # type: ignore[arg-type]
         steps = counted(int(str(metrics["steps"])), "step")
         trained = [steps, f"loss {sum(loss):.3f}"] if loss else []

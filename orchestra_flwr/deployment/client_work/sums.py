@@ -27,10 +27,10 @@ class Sums:
     """
 
     def __init__(
-        self, config: ClientConfig, name: str, folder: Path, signatures: Signatures | None
+        self, config: ClientConfig, name: str, folder: Path, signatures: Signatures
     ) -> None:
         self._least = config.privacy.min_cohort
-        self._peers = signatures.peers if signatures else 0
+        self._peers = signatures.peers
         bounds = config.privacy
         self._ledger = SumLedger(folder / "noisy_sums.jsonl", bounds.updates_epsilon, bounds.delta)
         try:
@@ -38,11 +38,7 @@ class Sums:
         except ValueError as error:
             raise ConfigError(f"{error}; put it back as it was") from None
         self._answers = SecureAnswers(
-            name,
-            self._least,
-            signatures.sign if signatures else None,
-            signatures.verify if signatures else None,
-            confirmations,
+            name, self._least, signatures.sign, signatures.verify, confirmations
         )
 
     @property

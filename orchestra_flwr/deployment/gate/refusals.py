@@ -2,31 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 QUIET_SECONDS = 60.0
 MAX_REASONS = 1000
 MAX_LINE = 300
-
-
-@dataclass
-class _Repetitions:
-    """Lines of one peer and kind since one was written: the last, how many, whether all alike."""
-
-    line: str = ""
-    times: int = 0
-    alike: bool = True
-
-    def add(self, line: str) -> None:
-        self.alike = self.alike and (not self.times or line == self.line)
-        self.line, self.times = line, self.times + 1
-
-    def __str__(self) -> str:
-        if self.times == 1:
-            return self.line
-        more = f"and {self.times - 1} like it within a minute"
-        count = f"{self.times} times" if self.alike else more
-        return f"{self.line} ({count})"
 
 
 class Refusals:
@@ -38,7 +17,8 @@ class Refusals:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        self._recent: dict[tuple[str, str], _Repetitions] = {}
+        # By peer and kind: the last line since one was written, and how many there were.
+        self._recent: dict[tuple[str, str], tuple[str, int]] = {}
 
     def report(self, peer: str, reason: str, text: str) -> None:
         """Reports what `peer` was turned away for; arguments as of :meth:`note`."""
@@ -62,23 +42,27 @@ class Refusals:
             line = f"more than {MAX_REASONS} peers are turned away, the last is {line}"
         line = beginning + line
         if key in self._recent:
-            self._recent[key].add(line)
+            self._recent[key] = line, self._recent[key][1] + 1
         else:
             self._write_line(key, line)
 
     def close(self) -> None:
         """Writes what is still only counted."""
-        for repetitions in self._recent.values():
-            if repetitions.times:
-                self._write(str(repetitions))
+        for last, times in self._recent.values():
+            if times:
+                self._write(_counted(last, times))
         self._recent.clear()
 
     def _write_line(self, key: tuple[str, str], line: str) -> None:
         self._write(line)
-        self._recent[key] = _Repetitions()
+        self._recent[key] = "", 0
         asyncio.get_running_loop().call_later(QUIET_SECONDS, self._repeat, key)
 
     def _repeat(self, key: tuple[str, str]) -> None:
-        repetitions = self._recent.pop(key, _Repetitions())
-        if repetitions.times:
-            self._write_line(key, str(repetitions))
+        last, times = self._recent.pop(key, ("", 0))
+        if times:
+            self._write_line(key, _counted(last, times))
+
+
+def _counted(line: str, times: int) -> str:
+    return line if times == 1 else f"{line} (and {times - 1} like it within a minute)"

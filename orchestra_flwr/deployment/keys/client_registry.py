@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
@@ -17,16 +17,8 @@ from orchestra_flwr.deployment.keys.key_files import NewFile
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RegisteredClient:
-    """A client that may take part: its file, whose time is its registration's, and its key."""
-
-    path: Path
-    key: PublicKey
-
-
-def registered(folder: Path) -> dict[str, RegisteredClient]:
-    """The clients registered in `folder`, by name and in the names' order.
+def registered(folder: Path) -> dict[str, PublicKey]:
+    """The keys of the clients registered in `folder`, by name and in the names' order.
 
     A file that is no valid key, has no client's name, or repeats the key of another is skipped
     with a warning in the log.
@@ -41,7 +33,7 @@ def registered(folder: Path) -> dict[str, RegisteredClient]:
         return {}
     except OSError as error:  # must not look as if every client had been revoked
         raise ConfigError(f"{files} cannot be read: {error.strerror}") from None
-    clients: dict[str, RegisteredClient] = {}
+    clients: dict[str, PublicKey] = {}
     owners: dict[str, str] = {}
     for path in sorted(paths, key=lambda path: path.stem):
         try:
@@ -52,7 +44,7 @@ def registered(folder: Path) -> dict[str, RegisteredClient]:
         if owners.setdefault(key.text, name) != name:
             logger.warning("%s is skipped: the same key as %s", path, owners[key.text])
             continue
-        clients[name] = RegisteredClient(path, key)
+        clients[name] = key
     return clients
 
 
@@ -68,7 +60,7 @@ class RegisteredNames:
         """By the keys' PEM; the files are read where one has changed."""
         if (stamp := stamp_of(self._folder)) != self._stamp:
             with suppress(ConfigError):  # it cannot be read now: it counts as it was
-                self._names = {c.key.pem: name for name, c in registered(self._folder).items()}
+                self._names = {key.pem: name for name, key in registered(self._folder).items()}
                 self._stamp = stamp
         return self._names
 
@@ -88,16 +80,16 @@ def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
     Raises:
         ConfigError: the name is none or another key's, or the key has another name.
     """
-    path = _path(folder, name)
+    path = path_of(folder, name)
     clients = registered(folder)
-    for other, client in clients.items():
-        if client.key.text == key.text:
+    for other, registered_key in clients.items():
+        if registered_key.text == key.text:
             if other == name:
                 return []
             raise ConfigError(f"this key is registered already, under the name {other}")
     if name in clients:
         raise ConfigError(
-            f"the name {name} is taken by another key ({clients[name].key.fingerprint}): "
+            f"the name {name} is taken by another key ({clients[name].fingerprint}): "
             "choose another name, or revoke that one first"
         )
     if path.exists():
@@ -113,10 +105,11 @@ def revoke(folder: Path, name: str) -> None:
         OSError: it cannot be removed.
     """
     try:
-        _path(folder, name).unlink()
+        path_of(folder, name).unlink()
     except FileNotFoundError:
         raise ConfigError(f"no client {name} is registered in {folder} (see list)") from None
 
 
-def _path(folder: Path, name: str) -> Path:
+def path_of(folder: Path, name: str) -> Path:
+    """The file of a client, whose time is its registration's."""
     return folder / "clients" / f"{check_name(name)}.pub"

@@ -39,10 +39,13 @@ HASH = ec.ECDSA(SHA384())
 class Signatures:
     """How a client signs, and checks what others signed."""
 
-    sign: Callable[[bytes], bytes]  # by its registered key
+    sign: Callable[[bytes], bytes] | None = None  # by its registered key
     # Whether the client of a name signed some bytes; None: there is no ``peers.pem``.
-    verify: Callable[[str, bytes, bytes], bool] | None
+    verify: Callable[[str, bytes, bytes], bool] | None = None
     peers: int = 0  # that stand in it
+
+
+NO_SIGNATURES = Signatures()  # of a client without keys
 
 
 def signatures(files: ClientFiles) -> Signatures:
@@ -58,7 +61,7 @@ def signatures(files: ClientFiles) -> Signatures:
 
     path = files.key.parent / FILE
     if not path.exists():
-        return Signatures(sign, None)
+        return Signatures(sign)
     keys = read_peers(path)
     own = keys.get(files.name)
     if own is None or own != private.public_key():

@@ -41,7 +41,9 @@ for each in "$@"; do
     esac
     set -- "$@" "$each"
 done
+carriage_return=$(printf '\r') # of an editor on Windows
 while IFS= read -r line || [ -n "$line" ]; do
+    line=${line%"$carriage_return"}
     case $line in
     '' | '#'*) ;;
     *) set -- "$line" "$@" ;;

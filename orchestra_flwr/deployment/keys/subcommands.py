@@ -27,6 +27,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     new_client,
 )
 from orchestra_flwr.deployment.keys.client_registry import (
+    path_of,
     plan_registration,
     registered,
     revoke,
@@ -222,10 +223,10 @@ def show(options: Options) -> None:
         return
     rows = [("name", "fingerprint", "registered", "age")]
     now = datetime.now()
-    for name, client in clients.items():
-        when = datetime.fromtimestamp(client.path.stat().st_mtime)
+    for name, key in clients.items():
+        when = datetime.fromtimestamp(path_of(options.folder, name).stat().st_mtime)
         age = f"{max((now - when).days, 0)} days"
-        rows.append((name, client.key.fingerprint, f"{when:%Y-%m-%d %H:%M}", age))
+        rows.append((name, key.fingerprint, f"{when:%Y-%m-%d %H:%M}", age))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -238,7 +239,7 @@ def make_peers(options: Options) -> None:
     clients = registered(folder)
     if not clients:
         raise ConfigError(f"no client is registered in {folder}: register them first")
-    file = peers_file(folder, {name: client.key for name, client in clients.items()})
+    file = peers_file(folder, clients)
     write_all([file])
     print(f"made {file.path} with the keys of {len(clients)} clients\n\nnext:")
     print(

@@ -18,7 +18,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     client_files,
     default_name,
 )
-from orchestra_flwr.deployment.keys.peers import signatures
+from orchestra_flwr.deployment.keys.peers import NO_SIGNATURES, signatures
 from orchestra_flwr.deployment.processes.expiry import warning_daily
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Supernode
@@ -59,7 +59,7 @@ def run_client(config: ClientConfig) -> None:
         report(f"{count} images in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}")
         stack.enter_context(warning_daily(keys.dated if keys else (), report))
-        signed = signatures(keys) if keys else None
+        signed = signatures(keys) if keys else NO_SIGNATURES
         worker = ClientWorker(config, name, folder, report, signed)
         supernode = Supernode(
             str(config.server),

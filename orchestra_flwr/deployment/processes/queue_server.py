@@ -50,7 +50,7 @@ def serve_queue(config: ServerConfig) -> None:
             log = QueueLog(queue, say)
             with opened(config, queue.folder, log.overhearing(say)) as station:
                 say(invitation(config, station.gate.port))
-                _QueueServer(queue, config, station, log, say, station.report).serve()
+                _QueueServer(queue, config, station, log, say).serve()
     except FolderInUseError as owner:
         raise ConfigError(f"queue={queue.folder}: {owner} serves it already") from None
 
@@ -62,7 +62,6 @@ class _QueueServer:
     _station: Station
     _log: QueueLog
     _say: Callable[..., None]
-    _report: Callable[[str], None]  # the station's between runs
     # Run and client -> when, by monotonic.
     _offered: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -102,7 +101,6 @@ class _QueueServer:
                     "room, it goes on with the next start"
                 ) from None
             run.end(f"{FAILED}: {error}")
-        self._station.report = self._report
         level = "error" if run.state.startswith(FAILED) else "info"
         line = f"run {run.name}: {run.state}"
         self._say(line, "run_ended", level, run=run.name, state=run.state)
@@ -164,7 +162,6 @@ class _QueueServer:
             check_alive(self._station.link)
             self._say(f"run {run.name}: its encoder was not sent: {error}", level="warning")
         self._offered |= offers
-        self._station.report = self._report
         return True
 
     def _has_work(self) -> str:

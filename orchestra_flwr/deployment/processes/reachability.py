@@ -9,12 +9,10 @@ import httpx
 
 from orchestra_flwr import __version__
 from orchestra_flwr.deployment.keys.key_files import COMMAND
+from orchestra_flwr.flower.fleet import MAX_CLOCK_DIFFERENCE
 
 TIMEOUT = 10.0
 MAX_ANSWER = 4096  # bytes that are read of it: what a server says has some hundred
-# A client signs by the server's time. Beyond this its messages would seem to have expired: they
-# are valid for as long as a round may take, by the clocks of both sides.
-MAX_CLOCK_DIFFERENCE = 3600.0
 
 
 class UnreachableError(ConnectionError):
@@ -50,7 +48,7 @@ def check_server(server: str, ca: Path | None) -> float:
             "install the same version on both"
         )
     ahead = time.time() - server_time
-    if ca is not None and not abs(ahead) <= MAX_CLOCK_DIFFERENCE:
+    if not abs(ahead) <= MAX_CLOCK_DIFFERENCE:  # beyond, messages would seem to have expired
         raise UnreachableError(f"{clock_difference(ahead, server)}: set the one that is wrong")
     return ahead
 

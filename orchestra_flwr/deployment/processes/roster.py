@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys.client_registry import registered, stamp_of
+from orchestra_flwr.deployment.keys.client_registry import path_of, registered, stamp_of
 from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 
 POLL_SECONDS = 1.0
@@ -85,12 +85,12 @@ class Roster:
     def _read(self, folder: Path) -> list[str]:
         """Reads the folder, and registers at the SuperLink what is new; what went wrong."""
         clients = registered(folder)
-        self._listed = {client.key.pem: name for name, client in clients.items()}
+        self._listed = {key.pem: name for name, key in clients.items()}
         self._admit()  # a client that was revoked does not wait for the slow command below
         missing = [(key, name) for key, name in self._listed.items() if key not in self._in_flower]
         problems: list[str] = []
         if missing:
-            problems = self._register(missing, [(n, clients[n].path) for _, n in missing])
+            problems = self._register(missing, [(n, path_of(folder, n)) for _, n in missing])
             self._admit()
         return problems
 

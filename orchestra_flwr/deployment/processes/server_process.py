@@ -72,6 +72,7 @@ def serve(
         else:  # it has registered them before this run
             clients = sorted(name for name in station.names().values() if name is not None)
             audit.add("registered", clients=clients)
+        stack.callback(setattr, station, "report", station.report)
         station.report = report
         station.gate.limit_replies(reply_limit(config, schemas))
         dated, names = station.keys.dated if station.keys else (), station.names
@@ -93,12 +94,7 @@ def serve(
 
 
 def check(config: ServerConfig) -> None:
-    """Both checks: before anything is written.
-
-    Raises:
-        ConfigError: wrong options of the method, keys, address or the server's own images, a
-            package that is not installed, or a temporary folder that cannot be used.
-    """
+    """Both checks, before anything is written; raises what they raise."""
     check_server(config)
     check_run(config)
 
@@ -149,7 +145,7 @@ def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dic
     return {
         "config": config.to_json(),
         "folder": str(folder.path.resolve()),
-        "socket": str(station.socket),
+        "socket": str(station.scratch / LINK),
         "ca": str(station.keys.ca.resolve()) if station.keys else "",
         "environment": {name: os.environ.get(name, "") for name in NO_PROXY},
         "path": [str(Path(part).resolve()) for part in sys.path],

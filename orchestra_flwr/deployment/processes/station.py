@@ -56,11 +56,6 @@ class Station:
         finally:
             self.status = self.idle
 
-    @property
-    def socket(self) -> Path:
-        """Where the SuperLink listens."""
-        return self.scratch / LINK
-
 
 @contextmanager
 def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) -> Iterator[Station]:

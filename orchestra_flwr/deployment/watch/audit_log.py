@@ -51,7 +51,8 @@ class AuditLog:
         if not (folder / FILE).exists() and not (folder / END).exists():
             return
         try:
-            read_whole_lines(folder / FILE)  # cuts off what a crash left half-written
+            with suppress(UnicodeDecodeError):  # a damaged line, which is named below
+                read_whole_lines(folder / FILE)  # cuts off what a crash left half-written
             self._lines, self._last = check_audit(folder)
         except (AuditError, OSError) as error:  # no reason to end a run, but never forgotten
             report(f"warning: the audit log was changed: {error}")
@@ -133,7 +134,7 @@ def check_audit(folder: Path) -> tuple[int, str]:
         expected = (int(end["lines"]), str(end[DIGEST]))
     except (FileNotFoundError, ValueError, LookupError, TypeError, ArithmeticError):
         raise AuditError(f"{folder / END} is missing or damaged") from None
-    lines = file.read_bytes().split(b"\n")[:-1]
+    lines = _lines_of(file)
     last, digests = "", []
     for number, line in enumerate(lines, 1):
         try:
@@ -158,9 +159,13 @@ def check_audit(folder: Path) -> tuple[int, str]:
 def _end_of(file: Path) -> tuple[int, str]:
     """The number of lines and the last digest of a damaged log, as far as it has one."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        lines = read_whole_lines(file)
+        lines = _lines_of(file)
         return len(lines), str(json.loads(lines[-1])[DIGEST])
     return 0, ""
+
+
+def _lines_of(file: Path) -> list[bytes]:
+    return file.read_bytes().split(b"\n")[:-1]
 
 
 def _chained(previous: str, entry: Mapping[str, Any]) -> str:

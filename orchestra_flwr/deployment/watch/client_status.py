@@ -16,6 +16,7 @@ from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.deployment.watch.figures import days_left
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONFIG, ENCODER_KIND, METRICS
+from orchestra_flwr.flower.arrays import payload_bytes
 from orchestra_flwr.flower.client_tasks import Request
 
 DOING = {
@@ -60,7 +61,7 @@ class ClientStatus:
     def asked(self, request: Request) -> None:
         """A message has come."""
         self._doing, self._since = DOING[request.kind], time.time()
-        self._bytes["down"] += _size(request.content)
+        self._bytes["down"] += payload_bytes(request.content)
         task = request.content.config_records.get(CONFIG, ConfigRecord())
         # A server may send anything.
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
@@ -77,8 +78,9 @@ class ClientStatus:
         self._answers[f"{DOING[kind]} {word or 'ok'}"] += 1
         if isinstance(answer, Failure):
             return
-        self._bytes["up"] += _size(answer)
-        metrics = answer.metric_records.get(METRICS)
+        self._bytes["up"] += payload_bytes(answer)
+        # Not by `metric_records`: that view is a reference cycle, which keeps the model as well.
+        metrics = answer.get(METRICS)
         if kind == "train" and metrics:
             self._last = {key: v for key, v in metrics.items() if isinstance(v, int | float)}
             loss = [v for k, v in self._last.items() if k.startswith(LOSS)]
@@ -125,9 +127,4 @@ class ClientStatus:
 
 def _refusal(answer: RecordDict) -> str:
     """The word with which a greeting says why this client takes no part; "" where it does."""
-    return str(answer.config_records.get(CONFIG, ConfigRecord()).get("refusal", ""))
-
-
-def _size(content: RecordDict) -> int:
-    """Bytes of all arrays in a message."""
-    return sum(len(a.data) for record in content.array_records.values() for a in record.values())
+    return str(answer.get(CONFIG, ConfigRecord()).get("refusal", ""))

@@ -31,6 +31,7 @@ from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.files import read_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
+from orchestra_flwr.flower.fleet import time_to_live
 from orchestra_flwr.reporting import RunFolder
 
 POLL_SECONDS = 0.5
@@ -162,7 +163,7 @@ class EncoderDelivery:
         self, nodes: Mapping[str, int], content: RecordDict, timeout: float
     ) -> Iterator[tuple[str, str]]:
         """Name and word of each client that answers; those that do not are lost."""
-        ttl = 2 * timeout + 60
+        ttl = time_to_live(timeout)
         messages = [Message(content, node, ENCODER_KIND, ttl=ttl) for node in nodes.values()]
         self._bytes += len(messages) * payload_bytes(content)
         lost: set[str] = set()

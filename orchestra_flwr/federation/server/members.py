@@ -15,7 +15,7 @@ from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN, REGISTERED
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
-from orchestra_flwr.flower.streaming_grid import StreamingGrid
+from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
@@ -118,7 +118,7 @@ class ConnectedMembers(Members):
     share_disk = False
     names = ()
 
-    grid: StreamingGrid
+    grid: SuperLinkGrid
     greeting: ConfigRecord  # what a new node is sent: `version`, `config` (JSON) and `schema`
     min_clients: int  # :meth:`connected` waits until so many clients can be asked
     show: Callable[[str], None]  # shows a line: who came, left or was refused, and why

@@ -40,6 +40,7 @@ from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
+from orchestra_flwr.flower.fleet import time_to_live
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.methods import Role
 
@@ -272,8 +273,7 @@ class OrchestraStrategy(Strategy):
             dst_node_id=self.round.nodes[client],
             message_type=kind,
             group_id=str(self.round.number),
-            # A reply in time may wait as long again while those before it are fetched.
-            ttl=2 * self._config.federation.round_timeout + 60,
+            ttl=time_to_live(self._config.federation.round_timeout),
         )
 
     def _count_received_bytes(self, message: Message) -> None:

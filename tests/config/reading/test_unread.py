@@ -3,6 +3,7 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError, load, load_config, without_unread
+from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.export_config import ExportConfig
 
@@ -116,6 +117,31 @@ def test_a_server_of_real_clients_reads_other_keys():
     for given in ("engine=inline", "partition.alpha=3"):
         with pytest.raises(ConfigError, match="is not read with real clients, only simulated"):
             load(ServerConfig, [given], all_read=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["watch.host=0.0.0.0"], "watch.host: is not read without watch.port"),
+        (["data.limit=9", "data.train_limit=8"], "data.limit: is not read with data.train_limit,"),
+        (["method.teacher_size=64"], "method.teacher_size: is not read without method.teacher"),
+        (["privacy.delta=1e-5"], "privacy.delta: is not read without a bound on an epsilon"),
+    ],
+)
+def test_what_a_client_does_not_read_is_refused(given, says):
+    client = ["server=a:1", "data.root=x"]
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        load(ClientConfig, [*client, *given], all_read=True)
+    read = ["watch.host=::1", "watch.port=0", "data.limit=9", "method.teacher=x"]
+    also = ["method.teacher_size=64", "privacy.epsilon=1", "privacy.delta=1e-5"]
+    load(ClientConfig, [*client, *read, *also], all_read=True)
+
+
+@pytest.mark.parametrize("of", [[], ["queue=runs"]])
+def test_a_server_that_nobody_can_watch_does_not_take_the_address_for_it(of):
+    with pytest.raises(ConfigError, match=r"^watch\.host: is not read without watch\.port"):
+        load(ServerConfig, ["watch.host=0.0.0.0", *of], all_read=True)
+    load(ServerConfig, ["watch.host=0.0.0.0", "watch.port=0", *of], all_read=True)
 
 
 def test_a_run_takes_of_shared_overrides_what_it_reads():

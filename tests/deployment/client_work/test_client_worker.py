@@ -1,6 +1,8 @@
 """A client's own process takes part in runs, without any network."""
 
+import gc
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from PIL import Image
 from orchestra_flwr import __version__
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.client_status import ClientStatus
 from orchestra_flwr.evaluation import LabelFreeScores
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
+from orchestra_flwr.flower.client_tasks import Request
+from orchestra_flwr.flower.deployed_app import APP
 
 
 def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, greeting):
@@ -298,3 +303,25 @@ def test_too_little_memory_has_its_own_word(worker, server, error, ask, task, mo
 
     monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
     assert ask(worker(), "train", task(server)) == {"failure": "out_of_memory"}
+
+
+def test_models_are_let_go_of_at_once(worker, server, task):
+    """Python would find those that are part of a cycle only after a while: on a board too late."""
+    one, models = worker(), []
+    status = ClientStatus(
+        "a", "host:1", 20, connected=bool, problem=lambda: one.problem, certificates=()
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        request = Request("train", APP, 1, task(server))
+        models += [weakref.ref(request.content[ARRAYS])]
+        status.asked(request)
+        answer = one.answer(request)
+        status.answered("train", answer)
+        models += [weakref.ref(answer[ARRAYS])]
+        del request, answer
+        assert [model() for model in models] == [None, None]
+    finally:
+        gc.enable()
+    assert status.to_dict()["bytes"]["up"] > 0

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import RecordDict
 
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
-from orchestra_flwr.deployment.keys.peers import Signatures
+from orchestra_flwr.deployment.keys.peers import NO_SIGNATURES, Signatures
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
     CONFIG,
@@ -140,7 +140,7 @@ class Talk:
 def talk(worker, server, ask, task, signed, said, tmp_path):
     def make(*overrides, registered=True, round_=1):
         one = worker(DEMAND, *overrides)
-        signatures = signed("kitchen") if registered else None
+        signatures = signed("kitchen") if registered else NO_SIGNATURES
         one = ClientWorker(one._config, "kitchen", tmp_path, said.append, signatures)
         return Talk(one, server, ask, task, signed, round_)
 

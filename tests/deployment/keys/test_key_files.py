@@ -201,7 +201,7 @@ def test_a_file_system_without_links_will_do(keys, security, public, contents, m
 
     monkeypatch.setattr(Path, "hardlink_to", no_links)
     assert keys("register", f"key={public}", f"folder={security}")[0] == 0
-    assert registered(security)["site-2"].path.read_bytes() == public.read_bytes()
+    assert (security / "clients/site-2.pub").read_bytes() == public.read_bytes()
     assert not [path for path in tree(security) if path.suffix == ".tmp"]
     before = contents(security)
     with pytest.raises(FileExistsError, match="site-2.pub"):

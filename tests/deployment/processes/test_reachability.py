@@ -30,10 +30,10 @@ class Quiet(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def answering(tmp_path):
-    """Starts a server with TLS; returns its address and the CA's file."""
+    """Starts a server; returns its address and, with TLS, the CA's file."""
     started = []
 
-    def start(*, host="127.0.0.1", begins=timedelta(0), ahead=0.0, body=None):
+    def start(*, host="127.0.0.1", begins=timedelta(0), ahead=0.0, body=None, plain=False):
         now = datetime.now(UTC)
         authority = new_authority(now - timedelta(days=99))
         key = ec.generate_private_key(ec.SECP256R1())
@@ -56,10 +56,11 @@ def answering(tmp_path):
                 """Nothing."""
 
         server = Quiet(("127.0.0.1", 0), Answer)
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        if not plain:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         started.append(server)
-        return f"127.0.0.1:{server.server_port}", tmp_path / "ca.crt"
+        return f"127.0.0.1:{server.server_port}", None if plain else tmp_path / "ca.crt"
 
     yield start
     for server in started:
@@ -82,9 +83,10 @@ def test_a_certificate_that_does_not_fit_is_told_apart_from_a_stranger(
         check_server(*answering(**certificate))
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize(("ahead", "says"), [(4000, "\\d+ s behind"), (-4000, "\\d+ s ahead of")])
-def test_a_clock_that_is_hours_off_is_said_where_it_can_be_set(answering, ahead, says):
-    server, ca = answering(ahead=ahead)
+def test_a_clock_that_is_hours_off_is_said_where_it_can_be_set(answering, ahead, says, plain):
+    server, ca = answering(ahead=ahead, plain=plain)
     with pytest.raises(
         UnreachableError, match=f"this machine's clock is .*{says} that of {server}: set the one"
     ):

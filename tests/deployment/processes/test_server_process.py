@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import ssl
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -106,7 +107,9 @@ def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypa
         gate=SimpleNamespace(limit_replies=lambda _: None),
         showing=lambda _: contextlib.nullcontext(),
         flower=SimpleNamespace(start_run=lambda: 7, stop_run=stopped.append),
-        **dict.fromkeys(["scratch", "link", "socket"]),
+        scratch=Path("scratch"),
+        link=None,
+        report=print,
     )
     app = SimpleNamespace(stop=lambda: None)
     channel = SimpleNamespace(send=lambda _: None)
@@ -125,6 +128,7 @@ def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypa
     ):
         server_process.serve(config, folder, progress, station)
     assert stopped == ([7] if why else [])
+    assert station.report is print  # as between runs
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ DAMAGE = {
     "twice": (lambda lines: [*lines[:3], *lines[2:]], "line 4"),
     "the last removed": (lambda lines: lines[:-1], "8 lines were written and 7 are there"),
     "all removed": (lambda lines: [], "8 lines were written and 0 are there"),
+    "no text": (lambda lines: [*lines[:4], b"\xff" + lines[4][1:], *lines[5:]], "line 5"),
     "no JSON": (lambda lines: [*lines[:4], b"[1]\n", *lines[4:]], "line 5"),
 }
 
