@@ -100,7 +100,8 @@ def _experiment(results: Results, folder: Path) -> Iterator[str]:
     if settings:
         yield quiet(f"Images: {'; '.join(settings)}.")
     figures = folder / FIGURES / f"{plan.name}-{plan.scale}"
-    yield from PRESENTERS[experiment.show.kind](results, figures)
+    if presenter := PRESENTERS.get(experiment.show.kind):
+        yield from presenter(results, figures)
     for section, rows in results.sections(experiment.show.row_axes).items():
         if section:
             yield heading(3, section)
