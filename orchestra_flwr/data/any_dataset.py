@@ -1,5 +1,6 @@
 """Data sets of other libraries, torch's or Hugging Face's, as images in memory."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.images import Dataset, ImageSet
 from orchestra_flwr.square_image import square_image
+
+logger = logging.getLogger("orchestra_flwr.data")
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
 LABEL = "label"  # the name of a column
@@ -44,6 +47,8 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
         return Dataset(name, ImageSet(train.stacked), shorter_side=train.shorter_side)
     names, numbers = _classes(train)
     train_images = ImageSet(train.stacked, _labels(train, numbers), names)
+    if test is not None and not test.labelled:
+        logger.warning("dataset: the test images have no labels and are left out")
     if test is None or not test.labelled:
         return Dataset(name, train_images, shorter_side=train.shorter_side)
     labels = _labels(_named_as(train, test), numbers)
@@ -165,7 +170,7 @@ def _image_and_label(item: Any, items: Any) -> tuple[Any, Any, Sequence[str] | N
         column = _label_column(items, [key for key in item if key != image])
         label = None if column is None else item[column]
         return item[image], label, _class_names_of(items, column)
-    if isinstance(item, tuple | list):
+    if isinstance(item, tuple | list) and item:
         return item[0], item[1] if len(item) > 1 else None, None
     return item, None, None
 
