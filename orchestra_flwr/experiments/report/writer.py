@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError, is_free
+from orchestra_flwr.config import ConfigError, is_free, why_unread
 from orchestra_flwr.console.text import duration, size
 from orchestra_flwr.experiments.planning.plan import Plan, read_plans
 from orchestra_flwr.experiments.report.html import to_html
@@ -131,10 +131,9 @@ def _images_and_model(run: Run) -> str:
     source = Path(root).name if root else config.data.name
     if "classes" in run.summary:
         return f"{source}{limited}"
-    return (
-        f"{source}{limited} ({config.model.name} of width {config.model.width}, "
-        f"{config.federation.rounds} rounds)"
-    )
+    has_width = why_unread("model.width", config.unread()) is None
+    width = f" of width {config.model.width}" if has_width else ""
+    return f"{source}{limited} ({config.model.name}{width}, {config.federation.rounds} rounds)"
 
 
 def _reproduction(results: Results) -> Iterator[str]:
