@@ -160,10 +160,7 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
         yield escape(f"{name} is left out, it is of another version or damaged: {reason}")
-    seconds = sum(run.summary.get("seconds") or 0 for run in readable)
-    traffic = sum(
-        (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")
-    )
-    yield quiet(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.")
+    seconds, sent = sum(run.seconds or 0 for run in readable), sum(run.sent for run in readable)
+    yield quiet(f"Together {duration(seconds)} of rounds and {size(sent)} sent.")
     yield from show_runs(readable, folder)
     yield folded("Where they ran", items(provenance(readable)))

@@ -88,6 +88,16 @@ class Run:
         file = self.evaluations.get(by, {}) if facts.evaluation else self.summary
         return lookup(file, *facts.place or (name,))
 
+    @property
+    def seconds(self) -> float | None:
+        """How long its rounds took; None where that is not known."""
+        return lookup(self.summary, "seconds")
+
+    @property
+    def sent(self) -> float:
+        """Bytes up and down, as far as they are known."""
+        return sum(lookup(self.summary, f"bytes_{way}") or 0 for way in ("up", "down"))
+
     @cached_property
     def curve(self) -> str:
         """The score of a curve over the rounds: kNN, or `map` of images with several labels."""
