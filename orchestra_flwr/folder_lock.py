@@ -14,13 +14,15 @@ from typing import IO
 
 logger = logging.getLogger(__name__)
 
+LOCK = ".lock"
+
 
 class FolderInUseError(RuntimeError):
     """Another process has locked the folder; the text is its number and host."""
 
 
 @contextmanager
-def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
+def locked(folder: Path, name: str = LOCK) -> Iterator[IO[bytes]]:
     """Locks a folder for the block.
 
     The kernel holds the lock (flock) as long as a process has the yielded file open, so a killed
@@ -55,14 +57,14 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[IO[bytes]]:
             _write(file, "")
 
 
-def is_locked(folder: Path, name: str = ".lock") -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process has locked the folder; nothing is locked or written to find out.
 
     Raises:
         OSError: the lock cannot be read.
     """
     try:
-        with (folder / name).open("rb") as file:
+        with (folder / LOCK).open("rb") as file:
             # Nobody has one without a name in it; to ask for a lock could hinder who takes it now.
             if not file.read(1):
                 return False

@@ -170,7 +170,7 @@ def describe(error: Exception) -> str:
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
-    """The folders `conf/` of users' packages that have one; errors as :func:`import_packages`.
+    """The folders `conf/` of users' packages that have one.
 
     Raises:
         PluginError: a package cannot be imported.

@@ -134,8 +134,8 @@ def _quick_runs(request, monkeypatch):
         monkeypatch.setattr(linear_probe, "TOLERANCE", 1e-2)
         monkeypatch.setattr(linear_probe, "COARSE_TOLERANCE", 0.1)
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(plots, "plot_curves", lambda *_, **__: None)
-        monkeypatch.setattr(plots, "plot_partition", lambda *_, **__: None)
+        for name in ("curves_figure", "partition_figure", "save_png"):
+            monkeypatch.setattr(plots, name, lambda *_, **__: None)
     monkeypatch.setattr(members, "NODE_POLL_SECONDS", 0.01)
 
 

@@ -45,7 +45,7 @@ from orchestra_flwr.config.sections import (
     PrivacyConfig,
     TrainingConfig,
 )
-from orchestra_flwr.config.user_packages import WithPlugins, are_packages
+from orchestra_flwr.config.user_packages import WithPlugins, packages_in
 from orchestra_flwr.console.printable import printable
 
 MAX_BYTES = 255  # of a file's name, on every usual file system
@@ -134,12 +134,11 @@ class Config(WithPlugins, Composed):
     @classmethod
     def suggested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a backbone with pretrained weights suggests: :meth:`Backbone.suggested`."""
-        packages = values.get("plugins") or ()
         with suppress(OSError, ValueError):
             model = parse(ModelConfig, values.get("model"), "model")
             data = parse(DataConfig, values.get("data"), "data")
-            for choice in (model, data) if are_packages(packages) else ():
-                choice.look_in(tuple(packages))
+            for choice in (model, data):
+                choice.look_in(packages_in(values.get("plugins")))
             suggested: dict[str, Any] = model.plugin.suggested(model, data, values.get("init"))
             return suggested
         return {}

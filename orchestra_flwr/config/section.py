@@ -1,7 +1,7 @@
 """What a part of the configuration is, and its errors in one line."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
@@ -76,7 +76,7 @@ class Composed(Section):
     @classmethod
     def is_foreign(cls, key: str) -> bool:
         """Whether nobody is to be led to a key, by its full name."""
-        return ".paper." in f"{key}." or f"{key}.".startswith(tuple(f"{k}." for k in cls.foreign))
+        return ".paper." in f"{key}." or within(key, cls.foreign)
 
     def unread(self) -> dict[str, str]:
         """Keys that have no effect with the values of other keys, and why: "with optimizer=adam".
@@ -129,12 +129,14 @@ def suggestion(key: str, allowed: Sequence[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else " (see --help)"
 
 
+def within(key: str, keys: Iterable[str]) -> bool:
+    """Whether a key is one of some, or in a section that is."""
+    return f"{key}.".startswith(tuple(f"{other}." for other in keys))
+
+
 def why_unread(key: str, unread: Mapping[str, str]) -> str | None:
     """Why a key has no effect, by :meth:`Composed.unread`; None: it has one."""
-    for name, why in unread.items():
-        if key == name or key.startswith(f"{name}."):
-            return why
-    return None
+    return next((why for name, why in unread.items() if within(key, [name])), None)
 
 
 def section_keys(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -20,6 +20,12 @@ def are_packages(values: Any) -> bool:
     )
 
 
+def packages_in(plugins: Any) -> tuple[str, ...]:
+    """The packages that a value of `plugins` names, one or a list; none where it names none."""
+    packages = [plugins] if isinstance(plugins, str) else plugins
+    return tuple(packages) if are_packages(packages) else ()
+
+
 def check_named(source: object, packages: Any, named: Collection[str] = ()) -> None:
     """Refuses packages that a file names but the caller does not: importing them runs their code.
 

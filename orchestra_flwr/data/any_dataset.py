@@ -46,9 +46,10 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
     warn_of_unlabelled("dataset", train.part, train.missing, len(train.labels))
     names, numbers = _classes(train)
     train_images = ImageSet(train.stacked, _labels(train, numbers), names)
+    if test is not None:
+        warn_of_unlabelled("dataset", test.part, test.missing, len(test.labels))
     if test is None or test.missing == len(test.labels):
         return Dataset(name, train_images, shorter_side=train.shorter_side)
-    warn_of_unlabelled("dataset", test.part, test.missing, len(test.labels))
     labels = _labels(_named_as(train, test), numbers)
     test_images = ImageSet(test.stacked, labels, names).labelled
     return Dataset(name, train_images, test_images, shorter_side=train.shorter_side)
@@ -158,7 +159,7 @@ def _image_and_label(item: Any, items: Any) -> tuple[Any, Any, Sequence[str] | N
         column = _label_column(items, [key for key in item if key != image])
         label = None if column is None else item[column]
         return item[image], label, _class_names_of(items, column)
-    if isinstance(item, tuple | list):
+    if isinstance(item, tuple | list) and item:
         return item[0], item[1] if len(item) > 1 else None, None
     return item, None, None
 

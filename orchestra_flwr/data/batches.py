@@ -35,18 +35,13 @@ def batch_sizes(count: int, batch_size: int, *, drop_last: bool = False) -> list
 def epoch_batches(
     count: int, batch_size: int, generator: torch.Generator, *, drop_last: bool = False
 ) -> list[Tensor]:
-    """One shuffled pass over `count` images, in batches of :func:`batch_sizes`.
+    """One shuffled pass over `count` images: :func:`batch_sizes` has the arguments and errors.
 
     Args:
-        count: number of images, at least 1.
-        batch_size: as in :func:`batch_sizes`; so is `drop_last`.
         generator: draws the order; the batches lie on its device.
 
     Returns:
         Index tensors, int64, which hold every index below `count` once, or fewer with `drop_last`.
-
-    Raises:
-        ValueError: no images, or a batch size below 2.
     """
     sizes = batch_sizes(count, batch_size, drop_last=drop_last)
     if count == 1:

@@ -133,11 +133,7 @@ class Dataset:
 
 
 def check_memory_for(count: int, size: int) -> None:
-    """Refuses images that this machine's memory cannot hold, before any is made.
-
-    Args:
-        count: how many, in colour.
-        size: height and width in pixels.
+    """Refuses colour images of `size` x `size` pixels that this machine's memory cannot hold.
 
     Raises:
         ConfigError: names the keys that decide it, and both sizes.
@@ -180,11 +176,9 @@ def first_occurrences(images: Tensor) -> Tensor:
 
 
 def count_distinct(images: Iterable[Tensor], enough: int) -> int:
-    """How many different images there are, at most `enough`: the rest is not looked at.
+    """How many different images, uint8 (C, H, W), there are, at most `enough`.
 
-    Args:
-        images: uint8, (C, H, W) each.
-        enough: where counting stops.
+    The rest is not looked at.
     """
     seen: set[bytes] = set()
     for image in images:

@@ -42,10 +42,8 @@ def finetune(
     Args:
         encoder: maps images (B, C, H, W) to features; stays as it is.
         train: uint8 images (N, C, H, W) and their labels (N,), of which a fraction is used.
-        test: all test images and labels.
         fraction: of the labels; one of `EPOCHS`.
         seeds: one run each: its own labels, order and augmentations.
-        augmentation: limits that the images set.
         batch_size: of the test images.
     """
     runs = []

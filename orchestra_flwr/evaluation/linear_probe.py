@@ -78,25 +78,14 @@ def linear_accuracy(
     test: Tensor,
     test_labels: Tensor,
     penalty: float | None = None,
-    *,
-    seed: int = 0,
 ) -> float:
-    """Fraction of the test features that a probe fitted to the training features gets right.
+    """Fraction of the test features, (M, dim) on the same device, that a probe gets right.
 
-    A test image of a class that no training label holds counts as wrong.
-
-    Args:
-        train: (N, dim) features, finite.
-        train_labels: (N,) classes from 0.
-        test: (M, dim) features on the same device.
-        test_labels: (M,) classes from 0.
-        penalty: as in :func:`fit_linear_probe`; so is `seed`.
-
-    Raises:
-        ValueError: shapes do not fit, or a feature is not finite.
+    A test image of a class that no training label holds counts as wrong. The other arguments and
+    errors are those of :func:`fit_linear_probe`.
     """
     check_labelled("probe's test set", test, test_labels)
-    return fit_linear_probe(train, train_labels, penalty, seed=seed).accuracy(test, test_labels)
+    return fit_linear_probe(train, train_labels, penalty).accuracy(test, test_labels)
 
 
 def penalty_of(probe: str) -> float | None:
@@ -118,11 +107,7 @@ def fit_linear_probe(
     standardised by their own mean and deviation, without a penalty on the bias. That is
     scikit-learn's with C = 1 / (penalty N).
 
-    scikit-learn's own works on the CPU, in float64 and in the features' own coordinates, where
-    L-BFGS needs 5 to 10 times the steps.
-
-    The published probe (50 epochs of SGD at lr 30 on features of any scale) depends on its
-    schedule; this one depends on the features only.
+    scikit-learn's own works on the CPU, in float64 and in the features' own coordinates.
 
     Args:
         features: (N, dim), finite. Constant dimensions are ignored.

@@ -83,7 +83,6 @@ def personal_accuracy(
     """Accuracy of a head that one client fits to few of its labels, on its other labelled images.
 
     Args:
-        encoder: maps images to features (B, dim).
         images: the client's own (n, C, H, W) uint8.
         labels: (n,) their classes, UNLABELLED where an image has none.
         count: how many are drawn to fit the linear probe.

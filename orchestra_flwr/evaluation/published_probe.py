@@ -40,12 +40,10 @@ def published_accuracy(
 
     Args:
         encoder: maps images (B, C, H, W) to features; in evaluation mode whatever its mode is.
-        train: uint8 images (N, C, H, W) and their labels (N,), classes from 0.
-        test: the same, (M, C, H, W) and (M,).
+        train: uint8 images (N, C, H, W) and their labels (N,), classes from 0; so is `test`.
         augmentation: limits that the images set.
         batch_size: of the test images.
         seed: of order and augmentations.
-        schedule: the published one.
 
     Returns:
         A fraction; NaN, with a warning, where the training diverged.

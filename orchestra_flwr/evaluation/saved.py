@@ -65,12 +65,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
 def labelled_images(
     data: DataConfig, *, channels: int, image_size: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images and labels for training and testing, which fit an encoder.
-
-    Args:
-        data: where they are.
-        channels: that the encoder expects.
-        image_size: height and width that it expects, in pixels.
+    """Images and labels for training and testing, as an encoder expects them.
 
     Raises:
         ConfigError: they are missing, unlabelled, or of another size or number of channels.

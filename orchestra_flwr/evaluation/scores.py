@@ -126,7 +126,10 @@ def evaluate_by(
         ValueError: shapes do not fit, or a feature is not finite.
     """
     bank, queries = _features(encoder, train, test, config, on_progress)
-    scores: dict[str, Any] = _spread(queries[0])
+    scores: dict[str, Any] = {
+        "feature_std": feature_std(queries[0]),
+        "effective_rank": effective_rank(queries[0]),
+    }
     if bank[1].ndim > 1:
         return scores | {"map": mean_average_precision(*bank, *queries, _penalty(protocols))}
     if classifier is not None:
@@ -170,10 +173,6 @@ def _features(
         )
         made.append((features, labels))
     return made[0], made[1]
-
-
-def _spread(features: Tensor) -> dict[str, Any]:
-    return {"feature_std": feature_std(features), "effective_rank": effective_rank(features)}
 
 
 def _penalty(protocols: Collection[str]) -> float | None:

@@ -201,6 +201,9 @@ class _Sweep:
     def _log(self, job: Job) -> Path:
         return self.folder / LOGS / f"{job.name}.log"
 
+    def _say(self, job: Job, what: str, left: str = "") -> None:
+        self.announce(f"[{self.todo.index(job) + 1}/{len(self.todo)}] {what}: {job.name}{left}")
+
     def _in_state(self, state: str) -> list[Job]:
         return [job for job in self.todo if job.state == state]
 
@@ -212,9 +215,7 @@ class _Sweep:
             job.state, job.began = "running", time.monotonic()
             with self._log(job).open("a") as log:
                 print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=log)
-            number = self.todo.index(job) + 1
-            begun = "resumed" if job.was_begun else "started"
-            self.announce(f"[{number}/{len(self.todo)}] {begun}: {job.name}")
+            self._say(job, "resumed" if job.was_begun else "started")
             self._next_step(job)
 
     def _is_still_to_do(self, job: Job) -> bool:
@@ -224,8 +225,7 @@ class _Sweep:
         now = job.refresh()
         if now is None:
             job.state = "done"
-            number = self.todo.index(job) + 1
-            self.announce(f"[{number}/{len(self.todo)}] complete meanwhile: {job.name}")
+            self._say(job, "complete meanwhile")
             return False
         job.steps, job.was_begun = now.steps, now.was_begun
         return True
@@ -251,14 +251,13 @@ class _Sweep:
             return
         job.state = "done" if code == 0 else "failed"
         seconds = time.monotonic() - job.began
-        number = self.todo.index(job) + 1
         if code == 0:
             self.seconds += [] if job.was_begun else [seconds]
             result = f"done in {duration(seconds)}"
         else:
             log = self._log(job)
             result = f"FAILED (exit code {code}): {last_error(log) or f'see {log}'}"
-        self.announce(f"[{number}/{len(self.todo)}] {result}: {job.name}{self._left()}")
+        self._say(job, result, self._left())
 
     def _left(self) -> str:
         waiting, running = self._in_state("waiting"), self._in_state("running")

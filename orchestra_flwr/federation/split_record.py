@@ -87,14 +87,14 @@ def recorded_split(config: Config, population: Population, folder: RunFolder) ->
     def draw() -> None:
         from orchestra_flwr.reporting import plots  # a second of imports
 
-        plots.plot_partition(
+        figure = plots.partition_figure(
             counts,
             None if train.labels is None else names,
-            folder.path / "partition.png",
             clients=list(population.parts),
             emd=facts.get("emd"),
             name=folder.label,
         )
+        plots.save_png(figure, folder.path / "partition.png")
 
     with ThreadPoolExecutor(1, "split") as beside:
         picture = beside.submit(draw)

@@ -13,10 +13,7 @@ import orchestra_flwr
 def environment() -> dict[str, str | int | None]:
     """Versions of this package and its dependencies, and facts about the machine; never raises.
 
-    Returns:
-        `orchestra_flwr`, `python`, `torch`, `flwr`, `numpy`, `platform`, `cpu`, `cores` and
-        `commit`; None where unknown. `commit` ends in "-dirty" when tracked files
-        were changed, and is None when the package is not part of a git checkout.
+    None where unknown. `commit` is as in :func:`git_commit`.
     """
     return {
         "orchestra_flwr": orchestra_flwr.__version__,

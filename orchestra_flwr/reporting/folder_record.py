@@ -16,6 +16,7 @@ from orchestra_flwr.config import (
     ConfigError,
     read_config_file,
 )
+from orchestra_flwr.config.section import within
 from orchestra_flwr.console.text import flat
 from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
@@ -120,7 +121,7 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
         f"{key} {_shown(old, key)} -> {_shown(new, key)}"
         for key in dict.fromkeys([*old, *new])
         if (key in old, old.get(key)) != (key in new, new.get(key))
-        and not any(f"{key}.".startswith(f"{free}.") for free in FREE)
+        and not within(key, FREE)
         and not (key == MAY_GROW and _grows(old, new))
     ]
     if changes:

@@ -41,11 +41,6 @@ MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
-def plot_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
-    """Writes :func:`curves_figure` as a PNG to `path`."""
-    _save(curves_figure(metrics, name), path)
-
-
 def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     """Loss, accuracy, scores without labels, traffic up and down, and time over the rounds.
 
@@ -74,16 +69,6 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     for panel in axes.flat[len(drawn) :]:
         panel.remove()
     return figure
-
-
-def plot_partition(
-    counts: NDArray[np.integer[Any]],
-    class_names: Sequence[str] | None,
-    path: str | Path,
-    **options: Any,
-) -> None:
-    """Writes :func:`partition_figure` with its `options` as a PNG to `path`."""
-    _save(partition_figure(counts, class_names, **options), path)
 
 
 def partition_figure(
@@ -141,8 +126,13 @@ def partition_figure(
     return figure
 
 
-def _save(figure: Figure, path: str | Path) -> None:
-    with replacing(Path(path)) as temporary:
+def save_png(figure: Figure, path: Path) -> None:
+    """Writes a figure to `path`.
+
+    Raises:
+        OSError: names the file.
+    """
+    with replacing(path) as temporary:
         _write_png(figure, temporary)
 
 

@@ -161,8 +161,9 @@ class Progress:
             f" ({self.failed} failed)" if self.failed else ""
         )
 
-    def _spent(self, outcome: RoundOutcome) -> Iterator[str]:
-        """The round's seconds, if anything was timed, and the virtual time at which it ended."""
+    def _ended(self, outcome: RoundOutcome, *replies: str) -> Iterator[str]:
+        """What came of a round, its seconds, if anything was timed, and when it virtually ended."""
+        yield from (self._position(), *replies, _losses(outcome.loss), _scores(outcome.scores))
         if outcome.seconds:
             yield duration(outcome.seconds)
         if outcome.virtual_seconds is not None:
@@ -215,16 +216,7 @@ class PlainProgress(Progress):
         """One line of all that is known of the round, and one for each dropped client."""
         super().round_finished(outcome)
         self.phase_ended()
-        self.message(
-            _join(
-                self._position(),
-                self._clients(),
-                _losses(outcome.loss),
-                _scores(outcome.scores),
-                *self._spent(outcome),
-                self._time_left(),
-            )
-        )
+        self.message(_join(*self._ended(outcome, self._clients()), self._time_left()))
         for line in outcome.dropped:
             self.message(f"  dropped: {line}")
 
@@ -300,14 +292,7 @@ class LiveProgress(Progress):
         facts = _join(_losses(outcome.loss), knn, self._time_left())
         self._bars.update(self._rounds_bar, completed=outcome.round, facts=escape(facts))
         if outcome.scores:
-            self.message(
-                _join(
-                    self._position(),
-                    _losses(outcome.loss),
-                    _scores(outcome.scores),
-                    *self._spent(outcome),
-                )
-            )
+            self.message(_join(*self._ended(outcome)))
         for line in outcome.dropped:
             self.message(f"{self._position()}  dropped: {line}")
 

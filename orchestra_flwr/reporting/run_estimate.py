@@ -92,9 +92,6 @@ class RunEstimate:
         """A client has answered: the second ones of the workers tell the pace, not the first.
 
         These start the worker as well. Clients of more images take longer.
-
-        Args:
-            images: of the client.
         """
         self._done += 1
         self._seen += images

@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 
 from orchestra_flwr.config import KEPT_ROUNDS, Config, ConfigError, config_to_yaml, read_config_file
 from orchestra_flwr.files import append_durably, write_atomically
-from orchestra_flwr.folder_lock import FolderInUseError, locked
+from orchestra_flwr.folder_lock import LOCK, FolderInUseError, locked
 from orchestra_flwr.reporting.folder_record import check_folder
 from orchestra_flwr.reporting.kept_checkpoints import (
     LATEST,
@@ -24,8 +24,6 @@ from orchestra_flwr.reporting.kept_checkpoints import (
     round_of,
 )
 from orchestra_flwr.tensor_files import DamagedFileError
-
-LOCK = ".lock"
 
 
 class RunFolder:
@@ -307,7 +305,7 @@ def _made_folder(config: Config, outputs: str | Path) -> Path:
 @contextmanager
 def _for_this_process(path: Path, key: str) -> Iterator[IO[bytes]]:
     try:
-        with locked(path, LOCK) as lock:
+        with locked(path) as lock:
             yield lock
     except FolderInUseError as owner:
         raise ConfigError(

@@ -47,14 +47,9 @@ STATISTICS = {  # by the key of scores before training that the table does not s
 def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Table:
     """Scores before and after training, accuracies in percent; missing ones are shown as "-".
 
-    Scores without labels are those of the saved backbone alone, where they were asked for.
-
-    The table is ASCII and valid Markdown, to be pasted into an issue or a README.
-
-    Args:
-        untrained: scores before training, in the shape of `summary.json`: `knn` and `linear` of
-            the saved backbone, and those of any other one under its name, as fractions.
-        trained: scores after training, in the same shape; its `backbone` names the saved one.
+    Both have the shape of `summary.json`: `knn` and `linear` of the saved `backbone`, and those of
+    any other one under its name, as fractions. Scores without labels are those of the saved one
+    alone, where they were asked for. The table is ASCII and valid Markdown.
     """
     table = Table(box=box.MARKDOWN)
     table.add_column("score")
@@ -92,9 +87,7 @@ def print_summary(
 ) -> None:
     """Prints the table, the cost of the run, and on the last line its folder.
 
-    Args:
-        summary: the contents of `summary.json`; anything may be missing.
-        console: where to print; stdout if None.
+    Anything may be missing in the contents of `summary.json`.
     """
     console = console or Console()
     table = scores_table(summary.get("untrained") or {}, summary)
@@ -230,11 +223,9 @@ def _released(summary: Mapping[str, Any]) -> str:
 
 def _anonymity(summary: Mapping[str, Any]) -> str:
     k = summary.get("k_anonymity")
-    return (
-        ""
-        if k is None or summary.get("not_private")
-        else f"all {_released(summary)} that left a client stand for {k} different images or more"
-    )
+    if k is None or summary.get("not_private"):
+        return ""
+    return f"all {_released(summary)} that left a client stand for {k} different images or more"
 
 
 def _releases(summary: Mapping[str, Any]) -> str:

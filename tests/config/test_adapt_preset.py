@@ -57,6 +57,24 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert "federation.rounds=24" in line and "few images make few steps" in line
 
 
+@pytest.mark.parametrize("plugins", ["plugins=[my_package]", "plugins=my_package"])
+def test_a_users_own_source_says_what_it_has(user_package, plugins):
+    user_package({"sources/mine.py": """
+from orchestra_flwr.data import Source
+
+class Mine(Source):
+    @classmethod
+    def survey(cls, data):
+        return 12, 0, 0
+
+    def load(self):
+        raise NotImplementedError
+"""})  # fmt: skip
+    config = load_config(["preset=adapt", plugins, "data=mine"])
+    assert (config.federation.rounds, config.partition.name) == (24, "iid")
+    assert config.data.image_size == 224  # as the pretrained network expects
+
+
 def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
     gpu(1)
     config = load_config(["preset=adapt", photos(1000)])

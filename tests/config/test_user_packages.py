@@ -83,6 +83,15 @@ def test_a_plugin_without_a_file_of_values(user_package):
     assert Config.from_json(config.to_json()) == config
 
 
+@pytest.mark.parametrize("model", ["vit_tiny", "cct", "timm"])
+def test_a_source_without_a_file_of_values_goes_with_models_of_one_image_size(user_package, model):
+    user_package({"sources/mine.py": "from orchestra_flwr.data import Source\nclass Mine(Source):\n"
+                                     "    def load(self): ..."})  # fmt: skip
+    chosen = [PACKAGE, "data=mine", f"model={model}"]
+    assert load_config(chosen).model.settings.image_size == 32
+    assert load_config([*chosen, "data.image_size=48"]).model.settings.image_size == 48
+
+
 @pytest.mark.parametrize("plugins", ["plugins=my_package", "+plugins=[my_package]",
                                      "++plugins=['my_package']"])  # fmt: skip
 def test_ways_to_name_a_package(user_package, plugins):

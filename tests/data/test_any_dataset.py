@@ -114,6 +114,13 @@ def test_test_images_may_number_their_classes_in_another_order():
         as_dataset((Pictures(), test), "mine", 8)
 
 
+def test_test_images_without_labels_are_left_out_with_a_word(caplog):
+    labelled = [(PICTURES[0], 0), (PICTURES[1], 1)]
+    hidden = [(picture, -1) for picture in PICTURES[2:4]]
+    data = as_dataset({"train": labelled, "test": hidden}, "mine", 8)
+    assert data.test is None and "test images have no labels" in caplog.text
+
+
 def test_labels_that_are_texts_are_sorted():
     names = ["cat", "ant", "cat", "zebra", "ant", "ant"]
     data = as_dataset([*zip(PICTURES, names, strict=True)], "mine", 8)
@@ -136,6 +143,7 @@ def test_some_labels(caplog):
     ("given", "words"),
     [
         ([], "dataset: there are no training images"),
+        ([()], "dataset: training image 0: an image must be a path, a PIL image"),
         (5, "dataset: the training images are no data set, but int"),
         ("photos", "dataset: the training images are a path, not a data set: .* data=image_folder"),
         (Path("photos"), "dataset: the training images are a path, not a data set: "),

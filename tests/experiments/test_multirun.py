@@ -60,6 +60,10 @@ def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
     [
         (["seed=0"], "--multirun: a key must have several values, such as seed=0,1,2"),
         ([], "--multirun: a key must have several values"),
+        (["method=glob(*)"], "method=glob(*): must be values that can be counted, such as a,b"),
+        (["seed=interval(0,1)"], "seed=interval(0,1): must be values that can be counted"),
+        (["seed=range(0,1,0)"], "seed=range(0,1,0): must be values that can be counted"),
+        (["data.root=glob(*)"], "data.root=glob(*): must be values that can be counted"),
         (["seed=0,1", "run_dir=x"], "run_dir: must not be given with --multirun"),
         (["seed=0,1", "resume=x"], "resume: must not be given with --multirun"),
         (["method=simclr,nope"], "method=nope: must be one of"),

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from orchestra_flwr.reporting.plots import (
-    curves_figure,
-    partition_figure,
-    plot_curves,
-    plot_partition,
-)
+from orchestra_flwr.reporting.plots import curves_figure, partition_figure, save_png
+
+
+def plot_curves(metrics, path, name=""):
+    save_png(curves_figure(metrics, name), path)
+
+
+def plot_partition(counts, class_names, path, **options):
+    save_png(partition_figure(counts, class_names, **options), path)
 
 
 def record(round, scores=None):

@@ -33,17 +33,12 @@ def global_clustering(
     and moves only part of the way, so clusters stay consistent between rounds. The result does not
     depend on the order of the rows.
 
-    With N < G each local centroid moves a global one of its own, the others stay.
+    With N < G each local centroid moves a global one of its own, the others stay. The first round
+    is not damped, and with N < G adds random directions.
 
     Args:
-        local_centroids: (N, d) from all clients of the cohort, N >= 1.
-        previous: (G, d) the last round's centroids, unit vectors; zeros in the first round, which
-            is not damped, and with N < G adds random directions.
-        generator: CPU generator that seeds the clusters of the first round.
+        local_centroids: the points of :meth:`Solver.solve`, as are the others.
         damping: weight of the last round's centroid beside the one that was found, below 1.
-
-    Returns:
-        (G, d) unit vectors.
 
     Raises:
         ValueError: no centroids, or centroids that are not finite.

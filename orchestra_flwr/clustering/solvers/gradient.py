@@ -37,16 +37,11 @@ def gradient_clustering(
 
     Each full-batch step of SGD lowers the mean negative cosine between every point's row of the
     Sinkhorn plan and its softmax over the centroids; centroids are normalised after each. The
-    result does not depend on the order of the rows.
+    result does not depend on the order of the rows. The first round begins at random.
 
     Args:
-        local_centroids: (N, d) from all clients of the cohort, N >= 1.
-        previous: (G, d) the last round's centroids; zeros in the first, which begins at random.
-        generator: CPU generator of that beginning.
+        local_centroids: the points of :meth:`Solver.solve`, as are the others.
         steps: of SGD.
-
-    Returns:
-        (G, d) unit vectors.
 
     Raises:
         ValueError: no centroids, or centroids that are not finite.

@@ -16,6 +16,7 @@ from orchestra_flwr.config.choices import DataConfig
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import ConfigError, Section, parse, section_keys
+from orchestra_flwr.config.user_packages import packages_in
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     facts = {"clients": clients, "gpu": _has_gpu(str(values.get("device")))}
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values.get("data"), "data")
+        data.look_in(packages_in(values.get("plugins")))
         found = data.plugin.survey(data)
         if found is not None:
             images, labelled, tests = found

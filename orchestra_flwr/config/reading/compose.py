@@ -38,7 +38,7 @@ from orchestra_flwr.config.section import (
     suggestion,
     why_unread,
 )
-from orchestra_flwr.config.user_packages import are_packages
+from orchestra_flwr.config.user_packages import packages_in
 
 C = TypeVar("C", bound=Composed)
 _ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global
@@ -223,12 +223,11 @@ def _keys(section: type[Composed], composed: DictConfig) -> list[str]:
 
 def _check_names(section: type[Composed], values: dict[str, Any]) -> None:
     """Refuses a choice of which there is no plug-in."""
-    packages = values.get("plugins") or ()
     for key in rooms_of(section):
         annotation = section.model_fields[key].annotation
         if isinstance(annotation, type) and issubclass(annotation, Choice) and key in values:
             choice = parse(annotation, values[key], key)
-            choice.look_in(tuple(packages) if are_packages(packages) else ())
+            choice.look_in(packages_in(values.get("plugins")))
             _ = choice.plugin
 
 

@@ -10,7 +10,7 @@ from orchestra_flwr.config.reading.overrides import parsed, value_text, values_o
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, section_keys
-from orchestra_flwr.config.user_packages import are_packages, check_named
+from orchestra_flwr.config.user_packages import check_named, packages_in
 from orchestra_flwr.files import beside_package
 from orchestra_flwr.plugins import PluginError, Room, conf_folders, must_be_one_of
 
@@ -51,9 +51,7 @@ def packages_of(overrides: Sequence[Override]) -> list[str]:
         ConfigError: it has others, or its configuration is damaged.
     """
     values = values_of(overrides)
-    packages = values.get("plugins")
-    packages = [packages] if isinstance(packages, str) else packages or []
-    packages = [*packages] if are_packages(packages) else []  # the section's check names the error
+    packages = [*packages_in(values.get("plugins"))]  # the section's check names an error
     file = Path(str(values.get("resume"))) / "config.yaml"
     if not values.get("resume") or not file.is_file():
         return packages

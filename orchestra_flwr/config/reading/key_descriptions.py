@@ -12,8 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from orchestra_flwr.config.reading.user_files import no_yaml
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, suggestion
+from orchestra_flwr.config.user_packages import packages_in
 
 COMMENT = re.compile(r"\s# ?(.*)$")
 SENTENCE = re.compile(r"^.*?[.!?](?=\s|$)")
@@ -65,7 +67,7 @@ class Described:
         Keys of plug-ins that are not chosen are among them.
         """
         values = {key: list[str]() for key in _leaves(self.values)}
-        packages = tuple(self.values.get("plugins") or ())
+        packages = packages_in(self.values.get("plugins"))
         for key, found in _settable(self.section, "", packages):
             values[key] = sorted({*values.get(key, ()), *found})
         groups = {group: list(self._choices(group)) for group in self._groups if group != "terms"}
@@ -157,14 +159,22 @@ def read_comments(file: Path, section: str = "") -> tuple[str, dict[str, str]]:
 
     The first ones are one line, and the others by the full names of the keys: in `section`, where
     the file is not global.
+
+    Raises:
+        ConfigError: it is no YAML in UTF-8.
     """
+    try:
+        with file.open("rb") as stream:
+            keys = yaml.compose(stream, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(no_yaml(error)) from None
     content = file.read_text(encoding="utf-8")
     lines = content.splitlines()
     above = takewhile(lambda line: line.startswith("#"), lines)
     header = " ".join(line.lstrip("# ") for line in above if GLOBAL not in line)
     names = [] if GLOBAL in content or not section else [section]
     comments = {}
-    for key, number in _keys(yaml.compose(content, yaml.SafeLoader), names):
+    for key, number in _keys(keys, names):
         if behind := COMMENT.search(lines[number]):
             comments[key.removeprefix("defaults.")] = behind[1]
     return header, comments

@@ -2,8 +2,8 @@
 
 import functools
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -55,7 +55,10 @@ def swept_values(texts: Sequence[str], paths: Container[str] = ()) -> list[list[
 
 def _swept(text: str) -> list[str]:
     override = _parsed(text)
-    return list(override.sweep_string_iterator()) if override.is_sweep_override() else [text]
+    if not override.is_sweep_override():
+        return [text]
+    with _countable(text):
+        return list(override.sweep_string_iterator())
 
 
 def _swept_paths(text: str) -> list[str]:
@@ -68,9 +71,21 @@ def _swept_paths(text: str) -> list[str]:
     if override is not None:
         if not override.is_sweep_override():
             return [text]
-        values = override.sweep_iterator()
+        with _countable(text):
+            values = list(override.sweep_iterator())
         return [v.with_quotes() if isinstance(v, QuotedString) else str(v) for v in values]
     return value.split(",") if "," in value else [text]
+
+
+@contextmanager
+def _countable(text: str) -> Iterator[None]:
+    """Refuses what Hydra calls a sweep and cannot count: glob(*), interval(0,1), range(0,1,0)."""
+    try:
+        yield
+    except (HydraException, ValueError):
+        raise ConfigError(
+            f"{text}: must be values that can be counted, such as a,b or range(0,3)"
+        ) from None
 
 
 def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from orchestra_flwr.config.reading.hydra_overrides import conf_folders_of
 from orchestra_flwr.config.reading.overrides import values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
-from orchestra_flwr.config.section import Composed, ConfigError, parse
+from orchestra_flwr.config.section import Composed, ConfigError, parse, within
 from orchestra_flwr.files import at_home
 
 # What says where a run is computed, who is waited for and what is shown, but not what is computed.
@@ -39,7 +39,7 @@ MAY_GROW = "federation.rounds"
 
 def is_free(override: str) -> bool:
     """Whether an override only changes where a run is computed or what is shown."""
-    return _within(override.partition("=")[0].lstrip("+"), WITHOUT_EFFECT)
+    return within(override.partition("=")[0].lstrip("+"), WITHOUT_EFFECT)
 
 
 def resumed(
@@ -51,9 +51,7 @@ def resumed(
     """The saved values of the run that `composed.resume` names, changed by allowed overrides.
 
     Args:
-        section: the kind of configuration.
         composed: of the overrides; changed.
-        overrides: as on a command line.
         suggested: keys that nobody has set: they are as the run has them.
 
     Raises:
@@ -75,7 +73,7 @@ def resumed(
     for key in touched(overrides):
         path = key.split(".")
         new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
-        if _within(key, RESUME_MAY_CHANGE):
+        if within(key, RESUME_MAY_CHANGE):
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
             _check_growth(run, new, old)
@@ -91,11 +89,6 @@ def resumed(
             _refuse_difference(key, new, old)
     here = {"resume": str(folder), "run_dir": str(folder), "resume_round": composed.resume_round}
     return {**saved, **here}
-
-
-def _within(key: str, keys: Iterable[str]) -> bool:
-    """Whether a key is one of some, or in a group of theirs."""
-    return any(key == other or key.startswith(other + ".") for other in keys)
 
 
 def plain(value: Any) -> Any:

@@ -1,8 +1,11 @@
 """Image files on disk: archives, class folders, decoding, and the cache of decoded images."""
 
+from pathlib import Path
+
 from pydantic import Field
 
-from orchestra_flwr.config import Section
+from orchestra_flwr.config import ConfigError, Section
+from orchestra_flwr.files import at_home
 
 
 class CacheOptions(Section):
@@ -22,3 +25,13 @@ class FileOptions(CacheOptions):
     """Options of the sources that read files."""
 
     root: str | None = None  # where the images are; CIFAR's default is a folder in the cache
+
+    def place(self, what: str) -> Path:
+        """Where the images are.
+
+        Raises:
+            ConfigError: nobody has said it; `what` says which images, and of which `data`.
+        """
+        if not self.root:
+            raise ConfigError(f"data.root must name {what}")
+        return at_home(self.root)

@@ -91,9 +91,7 @@ class Partition(Plugin, ABC):
     def names(self, classes: tuple[str, ...], labels: Tensor | None, clients: int) -> list[str]:
         """The clients' names in the order of `split`, by default "0", "1", ...
 
-        Args:
-            classes: of `groups`, the names of the groups; empty without labels.
-            labels: of `groups`, int64, (count,), indices into `classes`, or None.
+        `classes` and `labels` are those of `groups`: empty, and None, without labels.
         """
         return [str(client) for client in range(clients)]
 

@@ -76,8 +76,7 @@ def load_dataset(
         listed: is called before they are decoded, as far as the source can (:class:`Source`).
 
     Raises:
-        ConfigError: the images are missing or cannot be used, or are not what their source
-            declares; one line says what to do.
+        ConfigError: as :meth:`Source.load`, or they are not what their source declares.
     """
     source: Source = config.build(config)
     source.listed = lambda dataset: listed(_with_test_images(dataset, config))

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError, DataConfig
+from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.data.image_files.class_folders import arrange, survey
 from orchestra_flwr.data.image_files.file_lists import load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
-from orchestra_flwr.files import at_home
 
 
 class ImageFolder(Source):
@@ -40,11 +39,7 @@ class ImageFolder(Source):
             ConfigError: the root is not given, missing, empty or laid out otherwise, or no image
                 can be read.
         """
-        if not self.settings.root:
-            raise ConfigError(
-                f"data.root must name a folder or a zip of images for data={self.data.name}"
-            )
-        root = at_home(self.settings.root)
+        root = self.settings.place(f"a folder or a zip of images for data={self.data.name}")
         with Archive(root) as archive:
             contents = arrange(root, archive.files())
             return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)

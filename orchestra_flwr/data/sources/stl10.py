@@ -5,14 +5,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import wrong_root
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.images import Dataset, ImageSet, check_memory_for
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import balanced_subset
-from orchestra_flwr.files import at_home
 from orchestra_flwr.square_image import resize
 
 FOLDER = "stl10_binary"
@@ -39,12 +37,9 @@ class Stl10(Source):
         Raises:
             ConfigError: the root is not given, or a file is missing or damaged.
         """
-        if not self.settings.root:
-            raise ConfigError(
-                f"data.root must name the folder of the unpacked {FOLDER}.tar.gz "
-                f"for data={self.data.name}"
-            )
-        root = at_home(self.settings.root)
+        root = self.settings.place(
+            f"the folder of the unpacked {FOLDER}.tar.gz for data={self.data.name}"
+        )
         folder = root / FOLDER if (root / FOLDER).is_dir() else root
         stamps = []
         for name in FILES:

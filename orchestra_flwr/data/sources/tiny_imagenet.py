@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.file_lists import Contents, FileList, load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
-from orchestra_flwr.files import at_home
 
 LAYOUT = "train/<class>/images/*, val/images/* and val/val_annotations.txt"
 LIST = "val/val_annotations.txt"
@@ -30,11 +28,7 @@ class TinyImagenet(Source):
         Raises:
             ConfigError: the root is not given, missing or laid out otherwise.
         """
-        if not self.settings.root:
-            raise ConfigError(
-                f"data.root must name the unpacked folder or the zip of data={self.data.name}"
-            )
-        root = at_home(self.settings.root)
+        root = self.settings.place(f"the unpacked folder or the zip of data={self.data.name}")
         with Archive(root) as archive:
             contents = _contents(root, archive)
             return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)

@@ -49,10 +49,6 @@ def joined_values(parts: Sequence[str], known: Container[str]) -> list[str]:
 
     From left to right the longest known value is taken; a part that belongs to none stays as it is.
 
-    Args:
-        parts: between the commas.
-        known: the values that there are.
-
     Examples:
         >>> joined_values(["base", "GroupNorm", " clip 3"], {"base", "GroupNorm, clip 3"})
         ['base', 'GroupNorm, clip 3']

@@ -48,8 +48,8 @@ def draw_lines(
         ticks: the values of the axis, in its order.
         x_title, y_title: of every panel.
     """
-    figure = new_figure(max(6.0, 5.2 * len(panels)), 4.2)
-    for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
+    figure = _side_by_side(len(panels))
+    for panel, (title, series) in zip(figure.axes, panels.items(), strict=True):
         for number, (name, line) in enumerate(series.items()):
             panel.errorbar(
                 [ticks.index(x) for x, _ in line],
@@ -68,8 +68,8 @@ def draw_lines(
 
 def draw_rounds(panels: Mapping[str, Mapping[str, Sequence[Run]]]) -> Figure:
     """Curves over the rounds: a panel for every section, a mean curve for every series."""
-    figure = new_figure(max(6.0, 5.2 * len(panels)), 4.2)
-    for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
+    figure = _side_by_side(len(panels))
+    for panel, (title, series) in zip(figure.axes, panels.items(), strict=True):
         score = curve_title(itertools.chain.from_iterable(series.values()))
         for number, (name, runs) in enumerate(series.items()):
             _curve(panel, [_by_round(run, _score) for run in runs], name, number)
@@ -102,8 +102,8 @@ def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
 
 def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]], y_title: str) -> Figure:
     """The score without labels against what needs labels: a dot for every run."""
-    figure = new_figure(max(6.0, 5.2 * len(panels)), 4.4)
-    for panel, (title, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
+    figure = _side_by_side(len(panels), 4.4)
+    for panel, (title, series) in zip(figure.axes, panels.items(), strict=True):
         for number, (name, pairs) in enumerate(series.items()):
             x, y = zip(*pairs, strict=True)
             look = _look(number)
@@ -136,8 +136,11 @@ def draw_embeddings(embeddings: Mapping[str, Embedding]) -> Figure:
     return figure
 
 
-def _row(figure: Figure, count: int) -> Sequence[Axes]:
-    return list(np.atleast_1d(figure.subplots(1, count)))
+def _side_by_side(count: int, height: float = 4.2) -> Figure:
+    """A figure with so many panels in a row, whose height is in inches."""
+    figure = new_figure(max(6.0, 5.2 * count), height)
+    figure.subplots(1, count)
+    return figure
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -17,10 +17,7 @@ STYLE = Path(__file__).with_name("report.css")
 def to_html(title: str, markdown: str, folder: Path) -> str:
     """The page, with links to the headings of level 2 on top.
 
-    Args:
-        title: of the browser's window.
-        markdown: the report.
-        folder: where the pictures are that it links to, each as PNG and as SVG.
+    The pictures that it links to are in the folder, each as PNG and as SVG.
     """
     parser = MarkdownIt("commonmark").enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')

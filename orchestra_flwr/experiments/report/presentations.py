@@ -36,11 +36,6 @@ Presenter = Callable[[Results, Path], Iterator[str]]  # yields parts of the repo
 STEPS = 20  # accuracies for which rounds are counted: 5 %, 10 %, ...
 
 
-def show_nothing(results: Results, file: Path) -> Iterator[str]:
-    """Nothing: the table is enough."""
-    yield from ()
-
-
 def show_lines(results: Results, file: Path) -> Iterator[str]:
     """The measures over an axis, one figure for each."""
     show = results.plan.experiment.show
@@ -184,8 +179,7 @@ def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[str]:
         yield picture(file, f"Loss and accuracy over rounds, traffic and time{bands}.")
 
 
-PRESENTERS: Mapping[str, Presenter] = {
-    "table": show_nothing,
+PRESENTERS: Mapping[str, Presenter] = {  # of a table alone there is none
     "lines": show_lines,
     "rounds": show_rounds,
     "embedding": show_embedding,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.console.text import duration, lookup, percent, size
+from orchestra_flwr.console.text import duration, percent, size
 from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.report.markdown import Table
@@ -105,7 +105,6 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
     for run in runs:
         config, summary = run.config, run.summary
         done = run.metrics[-1]["round"] if run.metrics else summary.get("rounds", 0)
-        sent = (lookup(summary, "bytes_up") or 0) + (lookup(summary, "bytes_down") or 0)
         rows.append(
             (
                 run.folder.relative_to(folder).as_posix(),
@@ -117,8 +116,8 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
                 f"{done}" if summary else f"{done} of {config.federation.rounds}, unfinished",
                 *(_of_run(run, measure) for measure in ("knn", "linear")),
                 *((_of_run(run, "map"),) * precision),
-                duration(summary["seconds"]) if "seconds" in summary else NOTHING,
-                size(sent) if summary else NOTHING,
+                NOTHING if run.seconds is None else duration(run.seconds),
+                size(run.sent) if summary else NOTHING,
             )
         )
     danger = {n for n, run in enumerate(runs) if run.summary.get("not_private")}
@@ -140,10 +139,10 @@ def provenance(runs: Sequence[Run]) -> Iterator[str]:
             for version in versions
         )
         yield f"{title}: {'; '.join(filter(None, values)) or 'not known'}"
-    trained = [run for run in runs if lookup(run.summary, "seconds") is not None]
+    trained = [run for run in runs if run.seconds is not None]
     if trained:
-        seconds = sum(run.summary["seconds"] for run in trained)
-        sent = sum(run.summary.get(f"bytes_{w}") or 0 for run in trained for w in ("up", "down"))
+        seconds = sum(run.seconds or 0 for run in trained)
+        sent = sum(run.sent for run in trained)
         devices = ", ".join(
             sorted({f"{r.config.engine.name} on {r.config.device}" for r in trained})
         )

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError, is_free
+from orchestra_flwr.config import ConfigError, is_free, why_unread
 from orchestra_flwr.console.text import duration, size
 from orchestra_flwr.experiments.planning.plan import Plan, read_plans
 from orchestra_flwr.experiments.report.html import to_html
@@ -100,7 +100,8 @@ def _experiment(results: Results, folder: Path) -> Iterator[str]:
     if settings:
         yield quiet(f"Images: {'; '.join(settings)}.")
     figures = folder / FIGURES / f"{plan.name}-{plan.scale}"
-    yield from PRESENTERS[experiment.show.kind](results, figures)
+    if presenter := PRESENTERS.get(experiment.show.kind):
+        yield from presenter(results, figures)
     for section, rows in results.sections(experiment.show.row_axes).items():
         if section:
             yield heading(3, section)
@@ -130,10 +131,9 @@ def _images_and_model(run: Run) -> str:
     source = Path(root).name if root else config.data.name
     if "classes" in run.summary:
         return f"{source}{limited}"
-    return (
-        f"{source}{limited} ({config.model.name} of width {config.model.width}, "
-        f"{config.federation.rounds} rounds)"
-    )
+    has_width = why_unread("model.width", config.unread()) is None
+    width = f" of width {config.model.width}" if has_width else ""
+    return f"{source}{limited} ({config.model.name}{width}, {config.federation.rounds} rounds)"
 
 
 def _reproduction(results: Results) -> Iterator[str]:
@@ -160,10 +160,7 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
         yield escape(f"{name} is left out, it is of another version or damaged: {reason}")
-    seconds = sum(run.summary.get("seconds") or 0 for run in readable)
-    traffic = sum(
-        (run.summary.get(f"bytes_{way}") or 0) for run in readable for way in ("up", "down")
-    )
-    yield quiet(f"Together {duration(seconds)} of rounds and {size(traffic)} sent.")
+    seconds, sent = sum(run.seconds or 0 for run in readable), sum(run.sent for run in readable)
+    yield quiet(f"Together {duration(seconds)} of rounds and {size(sent)} sent.")
     yield from show_runs(readable, folder)
     yield folded("Where they ran", items(provenance(readable)))

@@ -88,6 +88,16 @@ class Run:
         file = self.evaluations.get(by, {}) if facts.evaluation else self.summary
         return lookup(file, *facts.place or (name,))
 
+    @property
+    def seconds(self) -> float | None:
+        """How long its rounds took; None where that is not known."""
+        return lookup(self.summary, "seconds")
+
+    @property
+    def sent(self) -> float:
+        """Bytes up and down, as far as they are known."""
+        return sum(lookup(self.summary, f"bytes_{way}") or 0 for way in ("up", "down"))
+
     @cached_property
     def curve(self) -> str:
         """The score of a curve over the rounds: kNN, or `map` of images with several labels."""
@@ -144,15 +154,11 @@ def saved_weights(folder: Path) -> str | None:
 
 
 def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> bool:
-    """Whether something was computed with the weights that a run saves now.
+    """Whether what a file holds was computed with the weights that a run saves now.
 
     A run that is resumed with more rounds saves other ones. Files of earlier versions do not say
-    which weights they are of: they count unless they are older than the encoder. So does every file
-    where there is no encoder any more.
-
-    Args:
-        file: where it is stored.
-        stored: what it holds; `weights_sha256` is the SHA-256 of the encoder it was computed with.
+    which weights they are of (`weights_sha256`): they count unless they are older than the encoder.
+    So does every file where there is no encoder any more.
     """
     now, then = saved_weights(folder), stored.get("weights_sha256")
     if now is not None and then is not None:

@@ -349,7 +349,8 @@ class _Run:
             summary["model"] = chosen
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs
 
-        plots.plot_curves(metrics, self.folder.path / "curves.png", self.folder.label)
+        curves = plots.curves_figure(metrics, self.folder.label)
+        plots.save_png(curves, self.folder.path / "curves.png")
         if self.delivery and self.delivery.before:
             summary["encoder_sent"] = self.delivery.before
         self.folder.write_summary(summary)

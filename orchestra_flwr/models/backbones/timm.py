@@ -64,6 +64,11 @@ class Timm(Backbone):
         super().check(config)
 
     @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """The width is the network's own."""
+        return {**super().unread(config), "model.width": "with model=timm"}
+
+    @classmethod
     def trained_on(cls, model: ModelConfig) -> TrainedOn | None:
         """As timm's own configuration of the weights says, at most `MAX_SIZE` pixels.
 

@@ -87,6 +87,25 @@ def test_a_users_own_choice_is_explained_from_its_file(user_package):
     assert "momentum: 0.5" in overview and "# of mine" in overview
 
 
+@pytest.mark.parametrize("content", [b"a: [1,\nb: }", b"a: 1  # \xff"])
+def test_a_users_file_that_is_no_yaml_is_named_though_it_is_not_chosen(user_package, content):
+    conf = user_package({}) / "conf" / "method"
+    conf.mkdir(parents=True)
+    (conf / "broken.yaml").write_bytes(content)
+    page = described(Config, ["plugins=[my_package]"])
+    for show in (page.every_key, page.words, lambda: page.group("method")):
+        with pytest.raises(ConfigError, match="broken.yaml") as error:
+            show()
+        assert "\n" not in str(error.value)
+
+
+def test_completion_knows_a_package_that_is_named_without_brackets(user_package):
+    code = "from orchestra_flwr.training.optimizers.sgd import SGD\nclass Mine(SGD): pass\n"
+    user_package({"optimizers/mine.py": code})
+    named = described(Config, ["plugins=my_package"]).words()
+    assert named == described(Config, ["plugins=[my_package]"]).words()
+
+
 def test_a_group_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="^--help metod: must be one of .*did you mean method?"):
         described(Config).group("metod")

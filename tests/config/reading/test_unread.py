@@ -45,6 +45,7 @@ SIMULATED = "in a simulation, only by a server of real clients"
          "terms.verification.images: is not read without labels.fraction"),
         (["terms.verification.images=all"], "terms.verification.images: is not read with terms."),
         (["model.groups=3"], "model.groups: is not read with model.norm=batch"),
+        (["model=timm", "model.width=32"], "model.width: is not read with model=timm"),
         (["evaluation.training_images=shifted"],
          "evaluation.training_images: is not read with shift=none, which changes no image"),
     ],

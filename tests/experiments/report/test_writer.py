@@ -431,11 +431,14 @@ def test_commands_can_be_typed_again(tmp_path):
 def test_a_plain_folder_of_runs(make_run, tmp_path):
     make_run("one", {"knn": 0.5, "linear": 0.25}, metrics=[{}, {}], overrides=["seed=3"])
     make_run("two", None, metrics=[{}])
+    make_run("null", {"knn": 0.5, "seconds": None, "bytes_up": None}, overrides=["seed=4"])
     (make_run("old", {"knn": 0.5}) / "config.yaml").write_text("method: {name: orchestra}\n")
     assert main([str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
     scores = ["50.0 %", "25.0 %", "60 s", "30 B"]
     assert ["one", "orchestra", "cifar10", "100", "3", "1", *scores] in cells(text)
+    scores = ["50.0 %", NOTHING, NOTHING, "20 B"]
+    assert ["null", "orchestra", "cifar10", "100", "4", "0", *scores] in cells(text)
     assert "0 of 100, unfinished" in text
     assert "old is left out" in text
 
