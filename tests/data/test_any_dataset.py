@@ -118,7 +118,7 @@ def test_test_images_without_labels_are_left_out_with_a_word(caplog):
     labelled = [(PICTURES[0], 0), (PICTURES[1], 1)]
     hidden = [(picture, -1) for picture in PICTURES[2:4]]
     data = as_dataset({"train": labelled, "test": hidden}, "mine", 8)
-    assert data.test is None and "test images have no labels" in caplog.text
+    assert data.test is None and "2 of 2 test images have no label; they" in caplog.text
 
 
 def test_labels_that_are_texts_are_sorted():
