@@ -17,6 +17,7 @@ from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, suggestion
 from orchestra_flwr.config.user_packages import packages_in
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where it is there: several times as fast
 COMMENT = re.compile(r"\s# ?(.*)$")
 SENTENCE = re.compile(r"^.*?[.!?](?=\s|$)")
 GLOBAL = "@package _global_"
@@ -165,7 +166,7 @@ def read_comments(file: Path, section: str = "") -> tuple[str, dict[str, str]]:
     """
     try:
         with file.open("rb") as stream:
-            keys = yaml.compose(stream, yaml.SafeLoader)
+            keys = yaml.compose(stream, LOADER)
     except yaml.YAMLError as error:
         raise ConfigError(no_yaml(error)) from None
     content = file.read_text(encoding="utf-8")
