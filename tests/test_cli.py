@@ -300,7 +300,7 @@ def test_a_run_folder_that_cannot_be_made_is_told(sim, tmp_path, tiny_overrides)
     [
         (server_main, ["prt=1"], "prt: unknown key"),
         (server_main, ["method.ema=2"], "method.ema=2"),
-        (server_main, ["host=0.0.0.0"], "orchestra_flwr.deployment.keys server"),
+        (server_main, ["host=0.0.0.0"], "orchestra-keys server"),
         (server_main, ["data.root=missing"], "data.root=missing"),
         (server_main, ["host=203.0.113.1", "insecure=true"], "host=203.0.113.1"),
         (client_main, [], "server=None"),

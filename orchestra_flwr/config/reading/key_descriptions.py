@@ -17,7 +17,7 @@ from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import Composed, ConfigError, Section, suggestion
 from orchestra_flwr.config.user_packages import packages_in
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where it is there: several times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
 COMMENT = re.compile(r"\s# ?(.*)$")
 SENTENCE = re.compile(r"^.*?[.!?](?=\s|$)")
 GLOBAL = "@package _global_"

@@ -48,8 +48,8 @@ def container(machines, services, secrets, name):
 def test_what_compose_starts_trains_a_round_and_goes_on_when_it_is_started_again(machines):
     compose = yaml.safe_load(FILE.read_text())
     services, secrets = compose["services"], compose["secrets"]
-    made = next(x for x in FILE.read_text().splitlines() if "deployment.keys" in x)
-    words = made.split("deployment.keys ")[1].split()
+    made = next(x for x in FILE.read_text().splitlines() if "orchestra-keys server" in x)
+    words = made.split("orchestra-keys ")[1].split()
     folder = f"folder={machines.security}"
     machines.keys(*(folder if w.startswith("folder=") else w for w in words))
     machines.make_photos(a=32, b=32)
