@@ -123,7 +123,7 @@ class Rows:
         """(N,) which images have no label, though others have."""
         if self.targets is None or self.targets.ndim > 1:
             return np.zeros(len(self.names), dtype=bool)
-        return self.targets == UNLABELLED
+        return np.equal(self.targets, UNLABELLED)
 
     def _of(self, chosen: NDArray[np.int64]) -> "Rows":
         indices = chosen.tolist()
