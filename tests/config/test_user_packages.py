@@ -85,6 +85,8 @@ def test_a_plugin_without_a_file_of_values(user_package):
 
 @pytest.mark.parametrize("model", ["vit_tiny", "cct", "timm"])
 def test_a_source_without_a_file_of_values_goes_with_models_of_one_image_size(user_package, model):
+    if model == "timm":
+        pytest.importorskip("timm", reason="needs the extra timm")
     user_package({"sources/mine.py": "from orchestra_flwr.data import Source\nclass Mine(Source):\n"
                                      "    def load(self): ..."})  # fmt: skip
     chosen = [PACKAGE, "data=mine", f"model={model}"]

@@ -132,6 +132,7 @@ def test_the_backbone_is_described_by_what_it_has(make_run, tmp_path):
 
 
 def test_networks_that_were_trained_before_are_named_without_their_paths(finished, tiny):
+    pytest.importorskip("timm", reason="needs the extra timm")
     assert "trained before" not in text_of(finished)
     for overrides, key in (
         (["init=/home/ann/secret/run"], "init"),

@@ -50,7 +50,7 @@ def test_names_of_classes_are_numbered_in_their_order(tiny):
     ("overrides", "says"),
     [
         (PHOTOS, "method.classes: must be given with data=image_folder"),
-        ([*PHOTOS, "method.classes=[cat]"], "method.classes=.*at least 2"),
+        ([*PHOTOS, "method.classes=[cat]"], "method.classes=.*two classes or more"),
         ([*PHOTOS, "method.classes=3"], "method.classes=3: input should be a valid tuple"),
     ],
 )

@@ -45,7 +45,6 @@ SIMULATED = "in a simulation, only by a server of real clients"
          "terms.verification.images: is not read without labels.fraction"),
         (["terms.verification.images=all"], "terms.verification.images: is not read with terms."),
         (["model.groups=3"], "model.groups: is not read with model.norm=batch"),
-        (["model=timm", "model.width=32"], "model.width: is not read with model=timm"),
         (["evaluation.training_images=shifted"],
          "evaluation.training_images: is not read with shift=none, which changes no image"),
     ],
@@ -55,6 +54,12 @@ def test_what_nothing_reads_is_refused(given, says):
         load_config(given, all_read=True)
     assert str(error.value).startswith(says) and str(error.value).endswith("; leave it out")
     load_config(given)  # which several runs may share
+
+
+def test_the_width_of_timms_networks_is_their_own():
+    pytest.importorskip("timm", reason="needs the extra timm")
+    with pytest.raises(ConfigError, match=r"^model\.width: is not read with model=timm"):
+        load_config(["model=timm", "model.width=32"], all_read=True)
 
 
 @pytest.mark.parametrize(
