@@ -86,6 +86,15 @@ def test_guesses_stay_for_the_whole_round(tiny):
 
 
 @pytest.mark.parametrize("method", ["semifed", "cbafed"])
+def test_nothing_is_guessed_where_all_images_have_labels(tiny, method):
+    config = tiny(f"method={method}")
+    learner = build_learner(config, 1)
+    learner.method.backbone.register_forward_hook(lambda *_: pytest.fail("a pass for nothing"))
+    everything = LABELS.where(LABELS != UNLABELLED, 0)
+    learner.method.start_round(Received("a", 0, 1, images(), labels=everything))
+
+
+@pytest.mark.parametrize("method", ["semifed", "cbafed"])
 def test_guesses_with_statistics_of_no_images_are_refused(tiny, method):
     """With a clip nobody averages BatchNorm's statistics: the received ones are the initial."""
     some = (f"method={method}", "labels.fraction=0.1", "federation.weighting=uniform")

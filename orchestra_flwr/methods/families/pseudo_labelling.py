@@ -77,7 +77,10 @@ class PseudoLabelling(StartsRounds, Classifying):
             check_statistics(config, f"method={config.method.name} labels.fraction={fraction:g}")
 
     def start_round(self, received: Received) -> None:
-        """Labels the client's images with the model that the round starts from."""
+        """Labels a client's images, if any has no label, with the model that it received."""
+        labels, self._pseudo = received.labels, None
+        if labels is not None and bool((labels != UNLABELLED).all()):
+            return
         probabilities = class_probabilities(
             self.backbone, self.classifier, received.images, self._normalisation, self._batch_size
         )
