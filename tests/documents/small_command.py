@@ -48,8 +48,9 @@ def small(printed):
         values = [f"{word.partition('=')[0]}={each[0]}" for word, each in several]
     config = load_config(values)
     added = PHOTOGRAPHS if config.data.name == "cifar10" else ()
-    few = config.federation.clients < 4  # central training, which the command is about
-    chosen = [key for key in SMALL if not (few and key.startswith("federation.clients="))]
+    # Central training, which the command is about, and as many clients as there are classes.
+    fixed = config.federation.clients < 4 or config.partition.name == "by_class"
+    chosen = [key for key in SMALL if not (fixed and key.startswith("federation.clients="))]
     composed = load_config([*values, *added, *chosen])
     return [*added, *without_unread(composed, chosen)]
 
@@ -78,9 +79,9 @@ def main():
     if program == "orchestra-sim":
         arguments += small(arguments)
     if program == "orchestra-experiment":
-        from orchestra_flwr.experiments import planning
+        from orchestra_flwr.experiments import sweep_commands
 
-        planning.make_plan = first_run_alone(planning.make_plan)
+        sweep_commands.make_plan = first_run_alone(sweep_commands.make_plan)
     sys.argv = [program, *arguments, *ADDED.get(program, ())]
     return PROGRAMS[program]()
 
