@@ -171,7 +171,7 @@ usage: orchestra-embed run=RUN images=IMAGES [key=value ...]      images to embe
 
 Writes embeddings.safetensors, embeddings.json and embeddings.html. The page shows the images on a
 map, with nearest neighbours, clusters, near-duplicates and outliers; it holds small copies of them.
-Stop it with Ctrl-C and start it again to go on. Also: python -m orchestra_flwr.embed
+Stop it with Ctrl-C and start it again to go on.
 
 {_HELP}{_ONE_GROUP.replace("data", "page")}{_OTHERS}
 {_CODES}"""
@@ -183,7 +183,7 @@ usage: orchestra-label run=RUN images=IMAGES labels=LABELS [key=value ...]      
 
 Fits logistic regression to the embeddings of the labelled images, at least five of each class, and
 writes predictions.csv for all others, classifier.safetensors and labelling.json. The accuracy is
-estimated by cross-validation on the labelled images. Also: python -m orchestra_flwr.label
+estimated by cross-validation on the labelled images.
 
 {_HELP}{_OTHERS}
 {_CODES}"""
