@@ -19,12 +19,12 @@ class WatchConfig(Section):
         return {} if self.port is not None else {"watch.host": "without watch.port"}
 
 
-def uses_tls(host: str, insecure: bool, file: Path) -> bool:
+def uses_tls(host: str, insecure: bool, *files: Path) -> bool:
     """Whether a connection to `host` uses TLS.
 
-    On this machine itself it does where keys were made: where there is `file`.
+    On this machine itself it does where keys were made: where there is one of `files`.
     """
-    return not insecure and (not is_loopback(host) or file.is_file())
+    return not insecure and (not is_loopback(host) or any(file.is_file() for file in files))
 
 
 def is_loopback(host: str) -> bool:

@@ -163,4 +163,5 @@ class ClientConfig(WithPlugins, Composed):
     @property
     def tls(self) -> bool:
         """Whether the client speaks TLS: always, but for `insecure` and keyless loopback."""
-        return uses_tls(self.host, self.insecure, Path(self.security) / "ca.crt")
+        files = (Path(self.security) / name for name in ("ca.crt", "client.key"))
+        return uses_tls(self.host, self.insecure, *files)

@@ -105,6 +105,7 @@ class Task:
         request: what is asked. Its content is not held here as well: it is as large as a model.
 
     Raises:
+        NodeLostError: the SuperNode has ended.
         TaskError: the message cannot be read.
     """
 
@@ -114,6 +115,8 @@ class Task:
         self._client = client
         try:
             message, self._context, run, _ = pull_task_input(client)
+        except httpx.ConnectError as error:
+            raise NodeLostError(f"no message can be had: {error}") from error
         except Exception as error:  # of whatever kind: the message comes from the server
             raise TaskError(f"a message of the server cannot be read: {error}") from error
         content = message.content if message.has_content() else RecordDict()

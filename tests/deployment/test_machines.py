@@ -92,8 +92,10 @@ def test_plain_text_is_for_this_machine_or_on_demand(tmp_path):
 
     assert client().tls and not client("insecure=true").tls
     assert not client("server=127.0.0.1:1", f"security={tmp_path}").tls
-    (tmp_path / "ca.crt").touch()
-    assert client("server=127.0.0.1:1", f"security={tmp_path}").tls
+    for file in ("ca.crt", "client.key"):  # either: who has one of them wants to use keys
+        (tmp_path / file).touch()
+        assert client("server=127.0.0.1:1", f"security={tmp_path}").tls
+        (tmp_path / file).unlink()
 
 
 @pytest.mark.parametrize(

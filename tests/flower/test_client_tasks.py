@@ -9,7 +9,14 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from orchestra_flwr.flower import client_tasks
-from orchestra_flwr.flower.client_tasks import RETRY_SECONDS, Task, TaskError, pull_task_input
+from orchestra_flwr.flower.client_tasks import (
+    RETRY_SECONDS,
+    NodeLostError,
+    Task,
+    TaskError,
+    pull_task_input,
+)
+from orchestra_flwr.flower.socket_client import runtime_client
 
 
 def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
@@ -39,6 +46,12 @@ def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
     assert pulled["config"]["round"] == 3
     assert len(waits) == len(objects)
     assert all(0 < wait <= 1.2 * RETRY_SECONDS for wait in waits)
+
+
+def test_a_supernode_that_ends_meanwhile_has_sent_no_bad_message(tmp_path):
+    """A client said "a message of the server cannot be read: No such file or directory"."""
+    with pytest.raises(NodeLostError):
+        Task(runtime_client(tmp_path / "gone", None, []))
 
 
 def test_an_answer_that_is_handed_over_too_late_does_not_end_the_client(monkeypatch):

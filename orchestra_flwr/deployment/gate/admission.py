@@ -93,7 +93,7 @@ class Admission:
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
             )
         except OSError as error:  # which ssl.SSLError is
-            self._refusals.report(peer, "tls", handshake_failure(error))
+            self._refusals.report(peer, why := handshake_failure(error), why)
             release()
 
     def _admits(self, peer: str) -> bool:

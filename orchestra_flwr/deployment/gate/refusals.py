@@ -65,4 +65,5 @@ class Refusals:
 
 
 def _counted(line: str, times: int) -> str:
-    return line if times == 1 else f"{line} (and {times - 1} like it within a minute)"
+    more = f"and {times - 1} like it within a" if times > 1 else "within the last"
+    return f"{line} ({more} minute)"

@@ -288,9 +288,11 @@ def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    # A mistyped folder must not become a second list that no server reads.
+    # A mistyped folder, or a client's own, must not become a second list that no server reads.
     if not folder.is_dir():
         raise ConfigError(f"folder={folder}: no such folder (`server` makes it)")
+    if (folder / "client.key").exists() and not (folder / "server.crt").exists():
+        raise ConfigError(f"folder={folder}: a client's, its list is in the server's folder")
     return folder
 
 

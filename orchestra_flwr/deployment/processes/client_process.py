@@ -73,8 +73,8 @@ def run_client(config: ClientConfig) -> None:
             name,
             str(config.server),
             count,
-            connected=lambda: supernode.socket is not None,
-            problem=lambda: worker.problem,
+            connected=lambda: not supernode.trouble and supernode.socket is not None,
+            problem=lambda: supernode.trouble or worker.problem,
             certificates=keys.dated if keys else (),
         )
         stack.enter_context(watched(config.watch, status.to_dict, report))

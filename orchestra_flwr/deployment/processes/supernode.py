@@ -60,6 +60,7 @@ class Supernode:
 
     Attributes:
         socket: where the SuperNode hands out messages; None: it is not connected.
+        trouble: what keeps the client from its server; "" if nothing does.
 
     Args:
         server: HOST:PORT.
@@ -85,7 +86,7 @@ class Supernode:
         self._folder = folder
         self._problem = problem
         self._report = report
-        self._reported = ""
+        self.trouble = ""
         self._clock_reported = False
         self._connected = self._gave_up = False
         self._failures = 0
@@ -114,9 +115,8 @@ class Supernode:
                 wait = FIRST_WAIT
             if self._stopping.is_set():
                 return
-            if problem != self._reported:
-                self._reported = problem
-                self._report(f"{problem}; trying again")
+            self._say(problem)
+            show_health(self._folder, problem)
             # A thousand clients of a server that is back do not all come at the same moment.
             self._stopping.wait(wait * random.uniform(0.5, 1))  # noqa: S311 (no secret)
             wait = min(2 * wait, MAX_WAIT)
@@ -137,7 +137,7 @@ class Supernode:
             while node.returncode is None and not self._gave_up:
                 self.socket = socket if self._connected else None
                 if self._connected:
-                    show_health(self._folder, self._problem())
+                    show_health(self._folder, self.trouble or self._problem())
                 if self._stopping.wait(ALIVE_SECONDS if self._connected else POLL_SECONDS):
                     break
         finally:
@@ -175,15 +175,22 @@ class Supernode:
             self._failures += 1
             if self._failures == FAILURES:
                 why = "answer any more" if self._connected else "let this client in yet"
-                self._report(f"{self._server} does not {why}; trying again")
+                self._say(f"{self._server} does not {why}")
         if SUCCEEDED in line:
             if self._failures >= FAILURES and self._connected:
+                self.trouble = ""
                 self._report(f"{self._server} answers again")
             self._failures = 0
         if "SuperNode ID" in line and not self._connected:
             self._connected = True
-            self._reported = ""
+            self.trouble = ""
             self._report(f"connected to {self._server}; waiting for a run")
+
+    def _say(self, trouble: str) -> None:
+        """Says once what keeps the client from its server."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._report(f"{trouble}; trying again")
 
     def _explain(self, tail: list[str]) -> str:
         refusal = next((line for line in tail if NOT_ACTIVATED in line), None)

@@ -686,6 +686,18 @@ def test_a_client_that_does_not_trust_us(name, tls_gate, lines, tmp_path):
     assert client.line().startswith("does not trust our certificate")
 
 
+def test_one_reason_hides_no_other_of_the_same_address(tls_gate, lines, tmp_path):
+    """As of a second client behind the same router."""
+    client = Client(tls_gate, lines, make_certificates(tmp_path, "another CA").ca)
+    address = ("127.0.0.1", tls_gate.port)
+    with socket.create_connection(address, source_address=(client.address, 0)) as made:
+        made.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        client.line("spoke plain text")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.socket()
+    client.line("does not trust our certificate")
+
+
 def test_a_certificate_that_has_expired(open_gate, lines, tmp_path):
     tls = make_certificates(tmp_path, days=-1)
     with open_gate(tls=tls) as gate:

@@ -26,7 +26,7 @@ def test_lines_are_counted_for_a_minute(monkeypatch):
         "refused: 10.0.0.2: asked for y",
         "refused: 10.0.0.1: asked for x (and 11 like it within a minute)",
         "refused: 10.0.0.1: asked for x",
-        "refused: 10.0.0.1: asked for z",
+        "refused: 10.0.0.1: asked for z (within the last minute)",
     ]
 
 

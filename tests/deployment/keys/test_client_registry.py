@@ -40,6 +40,15 @@ def test_list_of_nobody(keys):
     assert keys("list", "folder=.") == (0, "no client is registered in .\n", "")
 
 
+@pytest.mark.parametrize("command", [["list"], ["register", "key=client.pub"]])
+def test_a_clients_own_folder_becomes_no_list(keys, refused, tmp_path, monkeypatch, command):
+    """A client was registered at its own machine, as the line said, and not let in."""
+    monkeypatch.chdir(tmp_path)
+    assert keys("client", "folder=.", "name=a")[0] == 0
+    assert "a client's, its list is in the server's folder" in refused(*command, "folder=.")
+    assert not (tmp_path / "clients").exists()
+
+
 def test_registering_again_changes_nothing(keys, security, public):
     assert keys("register", f"key={public}", f"folder={security}")[0] == 0
     before = {p: p.stat().st_mtime_ns for p in security.rglob("*")}

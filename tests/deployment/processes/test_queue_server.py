@@ -117,6 +117,15 @@ def test_a_server_that_was_stopped_goes_on_with_the_run_that_it_was_in(serving):
     assert run({}) == ["opened", (1, True)]
 
 
+def test_a_run_that_failed_goes_on_where_what_says_so_is_removed(serving):
+    """As the trouble table of docs/deployment.md says."""
+    queue, run = serving
+    queue.put(run_to_submit([*TINY, "seed=1"]))
+    run(FederationError("too few clients"))
+    (queue.runs()[0].path / "ended").unlink()
+    assert run({}) == ["opened", (1, True)] and queue.runs()[0].state == "done"
+
+
 def test_a_second_server_of_a_queue_is_refused(serving):
     queue, run = serving
     queue.put(run_to_submit(TINY))

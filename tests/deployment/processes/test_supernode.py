@@ -115,14 +115,22 @@ def test_whatever_goes_wrong_is_said_and_tried_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("program", [AWAY])
-def test_a_server_that_is_away_is_said_once_each_time(said):
-    """A client whose server had gone for good waited in silence; one failure alone is none."""
+def test_a_server_that_is_away_is_said_once_each_time(said, tmp_path):
+    """A client whose server had gone for good waited in silence; one failure alone is none.
+
+    Its health check found it well.
+    """
     gone = "fl.example.org:8443 does not answer any more; trying again"
     deadline = time.monotonic() + 30
     while said.count(gone) < 2:
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
     assert said[1:] == [gone, "fl.example.org:8443 answers again", gone]
+    while not (tmp_path / "problem").is_file():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (tmp_path / "problem").read_text() == gone.removesuffix("; trying again") + "\n"
+    assert not (tmp_path / "alive").exists()
 
 
 # What Flower writes of a refusal: the gate's, and the SuperLink's of a node that is connected.
