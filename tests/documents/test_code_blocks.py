@@ -166,6 +166,9 @@ def place(tmp_path, monkeypatch):
     images = sorted(path.relative_to("photos") for path in Path("photos").rglob("*.jpg"))
     days = [f"{path},{('monday', 'tuesday')[n % 2]}" for n, path in enumerate(images)]
     (tmp_path / "sessions.csv").write_text("\n".join(["file,group", *days]) + "\n")
+    rows = [f"{client},120,20,5,22.5,8" for client in range(10)]
+    columns = "client,images_per_second,down_mbit,up_mbit,leaves,hours_away"
+    (tmp_path / "devices.csv").write_text("\n".join([columns, *rows]) + "\n")
     write_encoder(tmp_path / "outputs" / "other-run")
     return tmp_path
 
