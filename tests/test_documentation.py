@@ -21,6 +21,7 @@ from orchestra_flwr.experiments.planning.description import (
 )
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
+from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -163,6 +164,12 @@ def test_every_choice_has_its_configuration(group):
     for variant in files - named:  # of one of them
         text = (ROOT / "conf" / group / f"{variant}.yaml").read_text()
         assert re.search(r"^defaults:(?: \[|\n  - )(\w+)", text, re.M)[1] in named
+
+
+def test_the_page_of_base_classes_has_that_of_each_room():
+    page = (ROOT / "docs" / "plug-ins.md").read_text()
+    for room in ROOMS.values():
+        assert re.search(rf"^::: {room.package}\.(\w+\.)?{room.base}$", page, re.M), room
 
 
 def test_files_and_modules_that_the_guides_name_exist():

@@ -48,9 +48,12 @@ def small(printed):
         values = [f"{word.partition('=')[0]}={each[0]}" for word, each in several]
     config = load_config(values)
     added = PHOTOGRAPHS if config.data.name == "cifar10" else ()
-    # Central training, which the command is about, and as many clients as there are classes.
+    # Central training, which the command is about, as many clients as there are classes, as many as
+    # fill a buffer, and a share of them on which other keys depend.
     fixed = config.federation.clients < 4 or config.partition.name == "by_class"
-    chosen = [key for key in SMALL if not (fixed and key.startswith("federation.clients="))]
+    kept = ["federation.clients="] * (fixed or config.exchange.name == "buffered")
+    kept += ["federation.participation="] * (config.federation.participation < 1)
+    chosen = [key for key in SMALL if not key.startswith(tuple(kept))]
     composed = load_config([*values, *added, *chosen])
     return [*added, *without_unread(composed, chosen)]
 

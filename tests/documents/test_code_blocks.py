@@ -145,6 +145,14 @@ def write_photographs(folder, images=10):
     shutil.make_archive(str(folder), "zip", folder)
 
 
+def write_encoder(folder):
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=16)
+    save_encoder(folder / "encoder.safetensors", Encoder(spec))
+    return folder
+
+
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder with all that the guides speak of, in which their code runs."""
@@ -158,18 +166,17 @@ def place(tmp_path, monkeypatch):
     images = sorted(path.relative_to("photos") for path in Path("photos").rglob("*.jpg"))
     days = [f"{path},{('monday', 'tuesday')[n % 2]}" for n, path in enumerate(images)]
     (tmp_path / "sessions.csv").write_text("\n".join(["file,group", *days]) + "\n")
+    rows = [f"{client},120,20,5,22.5,8" for client in range(10)]
+    columns = "client,images_per_second,down_mbit,up_mbit,leaves,hours_away"
+    (tmp_path / "devices.csv").write_text("\n".join([columns, *rows]) + "\n")
+    write_encoder(tmp_path / "outputs" / "other-run")
     return tmp_path
 
 
 @pytest.fixture
 def encoder(place):
     """A saved encoder, as a run leaves it, without the run."""
-    folder = place / "outputs" / "my-run"
-    folder.mkdir(parents=True)
-    torch.manual_seed(0)
-    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=16)
-    save_encoder(folder / "encoder.safetensors", Encoder(spec))
-    return folder
+    return write_encoder(place / "outputs" / "my-run")
 
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=str)

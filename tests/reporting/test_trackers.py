@@ -16,10 +16,19 @@ RECORD = {
     "clients": {"ok": 10, "dropped": [{"client": 4, "reason": "late"}]},
     "loss": {"total": 0.5, "broken": None},
     "scores": {"target": {"knn": 0.25}},
+    "release": {"smallest_group": 3, "clients": {"north": 3}},
+    "privacy": {"centroids": {"epsilon": 1.5, "releases": {"north": 2}}},
     "note": "text",
     "flag": True,
 }
-NUMBERS = {"seconds", "clients/ok", "loss/total", "scores/target/knn"}
+NUMBERS = {
+    "seconds",
+    "clients/ok",
+    "loss/total",
+    "scores/target/knn",
+    "release/smallest_group",
+    "privacy/centroids/epsilon",
+}  # of no single client
 RED = np.full((4, 6, 3), (255, 0, 0), np.uint8)
 
 
@@ -159,8 +168,8 @@ def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
     assert found.completed
 
 
-def test_a_client_may_have_any_name(tracked, tracker):
-    """Clients' names are parts of metrics' names; with a letter that a tracker lacks, too."""
+def test_a_number_may_have_any_name(tracked, tracker):
+    """With a letter that a tracker lacks, as a model or node may have one."""
     opened, folder = tracked
     with opened() as trackers:
         trackers.add(1, {**RECORD, "loss": {"Süd & Co. (2)": 1.5}})

@@ -27,8 +27,8 @@ class Failure(Enum):
     OTHER_VERSION = 106, "install the same version of orchestra_flwr and of plug-ins on both"
     PLUGINS_REFUSED = 107, "it does not allow the run's plugins"
     SETTINGS_REFUSED = 108, "the run's configuration does not fit it"
-    PRIVACY_REFUSED = 109, "its own privacy.* allows less than the run asks for"
-    PRIVACY_BUDGET_SPENT = 110, "its own bound on epsilon is spent"
+    PRIVACY_REFUSED = 109, "a release or a sum that it does not allow"
+    PRIVACY_BUDGET_SPENT = 110, "its own privacy.total_epsilon or privacy.updates_epsilon is spent"
     OTHER_APP = 111, "it runs no other app than that of its own installation"
     OTHER_NAME = 112, "its key is registered under another name"
 

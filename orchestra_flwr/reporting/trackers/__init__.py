@@ -3,6 +3,7 @@
 A run is written to them beside its folder, and goes on without one that fails.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import Room
 
 ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
+# In a record by the names of clients, which are nobody else's business
+BY_CLIENT = re.compile(r"(release/clients|releases|members)/")
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,12 @@ class Trackers:
         self._close()
 
     def add(self, round: int, record: Mapping[str, Any]) -> None:
-        """Writes the numbers of a round's record."""
+        """Writes the numbers of a round's record, but for those of single clients."""
         numbers = {
             path: value
             for path, value in flat(record, "/").items()
             if isinstance(value, int | float) and not isinstance(value, bool) and path != "round"
+            if not BY_CLIENT.search(path)
         }
         self._each(lambda tracker: tracker.numbers(round, numbers))
 

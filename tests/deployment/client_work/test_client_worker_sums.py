@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.keys.peers import NO_SIGNATURES, Signatures
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import (
     ARRAYS,
     CONFIG,
@@ -190,6 +191,7 @@ def test_who_demands_sums_takes_part_in_nothing_else(worker, configured, ask, gr
     plain = configured("method=simclr")
     one = worker(DEMAND)
     assert ask(one, "greet", greeting(plain))[CONFIG]["refusal"] == "privacy_refused"
+    assert "a sum" in Failure.named("privacy_refused").line  # not releases alone
     assert ask(one, "train", task(plain)) == {"failure": "privacy_refused"}
     assert said[-1].startswith(
         "failed: the server would see this client's own update, and privacy."
@@ -325,6 +327,8 @@ def test_its_own_bound_holds_whatever_the_server_says(
     weak = configured(*NOISE[:-1], "privacy.noise_multiplier=1")
     greeted = ask(worker(bound), "greet", greeting(weak))[CONFIG]
     assert greeted["refusal"] == "privacy_budget_spent" and lines_of(tmp_path) == []
+    at_the_server = Failure.named(greeted["refusal"]).line
+    assert "privacy.updates_epsilon is spent" in at_the_server
     assert "refusal" not in ask(worker(bound), "greet", greeting(configured(*NOISE)))[CONFIG]
     assert sums_epsilon([4.0], 1e-3) < 5 < sums_epsilon([1.0], 1e-3)
 
