@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 from orchestra_flwr.fingerprints import fingerprint_of
 
 _imported_codes: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()  # of users' packages
+_own: dict[tuple["Room", str], type[Any]] = {}  # this package's: a run asks hundreds of times
 
 
 class PluginError(ValueError):
@@ -62,6 +63,8 @@ class Room:
 
     def get(self, name: str, packages: Sequence[str] = ()) -> type[Any] | None:
         """The class in the module of this name, or None; errors as in :meth:`find`."""
+        if not packages and (self, name) in _own:
+            return _own[self, name]
         homes = [home for home in self._homes(packages) if _has_module(home, name)]
         if len(homes) > 1:
             raise PluginError(
@@ -79,6 +82,8 @@ class Room:
                 f"class {plugin.__name__} in {inspect.getfile(plugin)} lacks what {self.base} asks "
                 f"for: {missing}"
             )
+        if plugin is not None and homes[0].__name__ == self.package:
+            _own[self, name] = plugin
         return plugin
 
     def found(self, packages: Sequence[str] = ()) -> dict[str, type[Any]]:

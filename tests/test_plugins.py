@@ -36,6 +36,17 @@ def test_a_plugin_is_found_by_its_file(user_package):
     assert SHIFTS.find("none", ("my_package",)).__name__ == "NoShift"
 
 
+def test_our_own_is_looked_for_once_and_a_package_may_still_not_repeat_it(
+    user_package, monkeypatch
+):
+    assert SHIFTS.find("rotation") is SHIFTS.find("rotation")
+    with monkeypatch.context() as patch:
+        patch.setattr(Room, "_class_in", None)
+        assert SHIFTS.find("rotation").__name__ == "Rotation"
+    user_package({"shifts/rotation.py": plugin("Mine")})
+    assert "rotation is both in" in refused("rotation", "my_package")
+
+
 def test_a_package_may_lie_in_another(user_package):
     user_package({"inner/__init__.py": "", "inner/shifts/mine.py": plugin("Mine")})
     assert SHIFTS.find("mine", ("my_package.inner",)).__module__ == "my_package.inner.shifts.mine"

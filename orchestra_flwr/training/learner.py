@@ -45,6 +45,7 @@ class Learner(nn.Module):
         self.terms = nn.ModuleDict({name: term for name, (term, _) in terms.items()})
         self._weights = {name: weight for name, (_, weight) in terms.items()}
         self._overrides: list[RoleOverride] = []
+        self._roles: dict[str, Role] = {}  # as far as they were asked for
         self._adaptation: Adaptation | None = None
         self._shared_with: dict[str, str] = {}
 
@@ -52,6 +53,7 @@ class Learner(nn.Module):
         """Adds a function that changes roles by full names, after earlier ones; None: no change."""
         if override is not None:
             self._overrides.append(override)
+            self._roles.clear()
 
     def adapt(self, adaptation: Adaptation, seed: int) -> None:
         """Freezes what an adaptation does not train, in all backbones, and adds what it does.
@@ -92,6 +94,8 @@ class Learner(nn.Module):
         Raises:
             ValueError: the tensor has no role.
         """
+        if name in self._roles:  # all are asked for several times in each round
+            return self._roles[name]
         if name.startswith(TERMS):
             term, _, own_name = name.removeprefix(TERMS).partition(".")
             role: Role = self.terms.get_submodule(term).role(own_name)  # type: ignore[operator]
@@ -99,6 +103,7 @@ class Learner(nn.Module):
             role = self.method.role(name)
         for override in self._overrides:
             role = override(name, role)
+        self._roles[name] = role
         return role
 
     def state(self, role: Role) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,61 +21,47 @@ from orchestra_flwr.flower.streaming_grid import EngineStoppedError
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def scratch():
-    folder = Path(tempfile.mkdtemp(prefix="orch"))  # short: sockets
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_run_that_is_not_the_servers_own_is_worked_on_by_nobody(scratch, tmp_path, monkeypatch):
-    """Flower would install what it brings, and start it; its code would leave a marker."""
+def test_only_the_servers_own_run_is_worked_on_and_a_superlink_that_stands_still_is_waited_for(
+    tmp_path, monkeypatch
+):
+    """Flower would install what a foreign run brings, and start it; its code would leave a marker.
+
+    A SuperLink that has ended the run is not waited for: it is said in a line, and no signal ends
+    the app.
+    """
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from faults.hostile_server import submit, write_evil_package
 
+    monkeypatch.setattr(patience, "NOTICE_SECONDS", 0.5)
+    scratch = Path(tempfile.mkdtemp(prefix="orch"))  # short: sockets
     marker = write_evil_package(scratch / "evil")
     monkeypatch.setenv("PYTHONPATH", str(scratch / "evil"))
-    socket = scratch / "link"
+    socket, lines = scratch / "link", []
     link = Child(superlink_command(socket, None), flower_folders(scratch), tmp_path / "log")
     try:
         wait_until_up(socket, link)
         flower = Flower(scratch, socket, None)
         foreign = submit(flower, tmp_path, ("evil", "evilapp"))
         own = flower.start_run()
-        with server_task(socket, None, own, print) as grid:
-            assert grid.run.run_id == own != foreign
-            time.sleep(2)
-        started = [file.read_text() for file in Path(f"/proc/{link.pid}/task").glob("*/children")]
-    finally:
-        link.stop()
-    assert "".join(started).split() == []
-    assert not marker.exists()
-
-
-@pytest.mark.timeout(120)
-def test_a_superlink_that_stands_still_is_waited_for(scratch, tmp_path, monkeypatch):
-    """And one that has ended the run is not: it is said in a line, and no signal ends the app."""
-    monkeypatch.setattr(patience, "NOTICE_SECONDS", 0.5)
-    socket, lines = scratch / "link", []
-    link = Child(superlink_command(socket, None), flower_folders(scratch), tmp_path / "log")
-    try:
-        wait_until_up(socket, link)
-        flower = Flower(scratch, socket, None)
-        run = flower.start_run()
         with (
             pytest.raises(EngineStoppedError, match="SuperLink has ended this run"),
-            server_task(socket, None, run, lines.append) as grid,
+            server_task(socket, None, own, lines.append) as grid,
         ):
+            assert grid.run.run_id == own != foreign
             grid._runtime_client._client.timeout = 0.5  # seconds, instead of 30
             os.kill(link.pid, signal.SIGSTOP)
-            threading.Timer(4, os.kill, (link.pid, signal.SIGCONT)).start()
+            threading.Timer(3, os.kill, (link.pid, signal.SIGCONT)).start()
             assert list(grid.get_nodes()) == []
-            flower.stop_run(run)
+            files = Path(f"/proc/{link.pid}/task").glob("*/children")
+            started = [file.read_text() for file in files]
+            flower.stop_run(own)
             list(grid.get_nodes())
     finally:
         link.stop()
+        shutil.rmtree(scratch)
+    assert "".join(started).split() == [] and not marker.exists()
     waited, again = lines
     assert waited.endswith("it may be overloaded: trying again for 10 minutes")
     assert again.startswith("Flower's SuperLink answers again after ")

@@ -61,6 +61,16 @@ def test_roles_can_be_changed_by_full_names(learner):
     assert learner.role("projector.0.weight") is Role.TRANSIENT
 
 
+def test_each_role_is_asked_for_once_until_one_changes(learner, monkeypatch):
+    asked, role = [], learner.method.role
+    monkeypatch.setattr(learner.method, "role", lambda name: asked.append(name) or role(name))
+    for _ in range(3):
+        assert learner.state(Role.SHARED)
+    assert len(asked) == len(set(asked)) > 0
+    learner.override_roles(lambda name, role: Role.SERVER)
+    assert not learner.state(Role.SHARED) and learner.state(Role.SERVER)
+
+
 def test_the_loss_is_the_methods_parts_and_the_weighted_terms(learner):
     losses, _ = learner.loss(batch())
     step = learner.method.loss(batch())

@@ -60,13 +60,14 @@ def scratch(monkeypatch):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_no_code_of_a_server_runs_at_a_client(machines, scratch, tmp_path):
+def test_no_code_of_a_server_runs_at_a_client_and_nobody_else_connects(machines, scratch, tmp_path):
     """Neither that of another app, nor that of one with our app's name."""
     machines.make_photos(a=24, b=17)
-    server = machines.server("federation.min_clients=2")
+    server = machines.server("federation.min_clients=2", "federation.rounds=1")
     server.wait_for("listening on")
     one = machines.client("a")
     one.wait_for("takes part with")
+    assert_closed(machines, scratch, server, one)
     (link,) = scratch.glob("orchestra-*/link")
     (tmp_path / "operator").mkdir()
     operator = Operator(tmp_path / "operator", link, None)
@@ -94,13 +95,11 @@ def test_no_code_of_a_server_runs_at_a_client(machines, scratch, tmp_path):
     assert one.text.count("refused a message") == 1 and "refused" not in two.text
 
 
-def test_neither_side_listens_where_another_user_could_connect(machines, scratch):
-    """Flower's own programs would, on 127.0.0.1: to start any run, or take a client's messages."""
-    machines.make_photos(a=24)
-    server = machines.server("federation.min_clients=2")
-    server.wait_for("listening on")
-    client = machines.client("a")
-    client.wait_for("takes part with")
+def assert_closed(machines, scratch, server, client):
+    """Neither side listens where another user of the machine could connect.
+
+    Flower's own programs would, on 127.0.0.1: to start any run, or take a client's messages.
+    """
     ports = {port for root in (server.pid, client.pid) for port in listening_ports(root)}
     assert ports == {machines.port}
     sockets = list(scratch.rglob("orchestra-*/*"))

@@ -128,14 +128,17 @@ def test_the_order_of_a_run_is_recorded_and_its_replay_has_the_same_bits(federat
     assert "virtual_seconds" not in again.records[-1]
 
 
-@pytest.mark.parametrize("options", [["federation.wire=int8"], ["federation.wire=int4"], []])
+FOUR = ("federation.rounds=4", "evaluation.every=9")
+
+
+@pytest.mark.parametrize("options", [["federation.wire=int8"], []])
 def test_a_method_with_contributions_and_statistics_can_be_killed_and_replayed(
     federate, tiny, tmp_path, options, watched
 ):
-    """Orchestra, with a round 0, BatchNorm and centroids; on every wire."""
+    """Orchestra, with a round 0, BatchNorm and centroids; whole updates and their codes."""
     config = (
         *("clock=virtual", "clock.slow=0.25", "clock.spread=0.3", "exchange=buffered"),
-        *("exchange.buffer=2", "federation.participation=0.75", "federation.rounds=4", *options),
+        *("exchange.buffer=2", "federation.participation=0.75", *FOUR, *options),
     )
     run = federate(tiny(*config, f"run_dir={tmp_path / 'whole'}"))
     assert len({client for round_ in arrivals(run) for client, _ in round_}) > 2
@@ -153,8 +156,8 @@ def test_a_method_with_contributions_and_statistics_can_be_killed_and_replayed(
     with pytest.raises(KeyboardInterrupt):
         federate(killed, app=watched(die), folder=folder)
     assert same(run, federate(killed, folder=RunFolder.resume(folder.path)))
-    replay = ("exchange=buffered", f"exchange.replay={run.folder.path}", *config[-3:][:1], *options)
-    replayed = tiny(*replay, "federation.rounds=4", f"run_dir={tmp_path / 'replay'}")
+    replay = ("exchange=buffered", f"exchange.replay={run.folder.path}", *options)
+    replayed = tiny(*replay, *FOUR, f"run_dir={tmp_path / 'replay'}")
     assert same(run, federate(replayed))
 
 

@@ -65,7 +65,7 @@ def result(folder):
     "overrides",
     [
         (),
-        ("evaluation.every=5", "evaluation.keep=best"),
+        ("evaluation.every=5", "evaluation.keep=best", "method=simclr"),
         ("evaluation.every=5", "method=byol", "exchange=clusters", "exchange.warm_rounds=1"),
     ],
     ids=" ".join,

@@ -96,7 +96,7 @@ def test_every_method_trains_all_but_the_statistics(tiny, tmp_path, federate, en
 def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, overrides):
     """They are sent down in full precision: rounding does not move them either."""
     config = tiny(*TIMM, f"model.weights={weights}", "data.image_size=8", *FROZEN, *overrides,
-                  f"run_dir={tmp_path / 'run'}", "evaluation.every=2")  # fmt: skip
+                  f"run_dir={tmp_path / 'run'}")  # fmt: skip
     shared = build_learner(config, 1).state(Role.SHARED)
     assert not any("running_" in name for name in shared)
     sizes = set()
@@ -108,7 +108,7 @@ def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, ove
         if round_ > 0 and config.federation.wire == "float32":
             sizes.add(up["shared"].size)
 
-    run = federate(config, app=watched(look))
+    run = federate(config, app=watched(look), evaluate=False)
     assert sizes <= {sum(tensor.numel() for tensor in shared.values())}
     expected = statistics(load_file(weights), "")
     target = "target_backbone.model."
@@ -126,10 +126,17 @@ def test_pretrained_ones_stay_as_loaded_where_nobody_has_set_the_key(
     """The run says so, and its `config.yaml` has it; averaged trains them."""
     loaded = statistics(load_file(weights), "")
     for chosen, stay in (((), True), (("model.batch_norm=averaged",), False)):
-        config = tiny(*TIMM, f"model.weights={weights}", f"method={method}", "data.image_size=8",
-                      f"run_dir={tmp_path / str(stay)}", "evaluation.every=9", *chosen)  # fmt: skip
+        config = tiny(
+            *TIMM,
+            f"model.weights={weights}",
+            f"method={method}",
+            "data.image_size=8",
+            "federation.rounds=1",
+            f"run_dir={tmp_path / str(stay)}",
+            *chosen,
+        )
         with prepared(config) as run, RunFolder.open(config) as folder:
-            run(folder, PlainProgress(2))
+            run(folder, PlainProgress(1))
         saved = load_file(folder.path / "encoder.safetensors")
         learnt = statistics(saved, "model.")
         assert loaded and differ(loaded, learnt) == ([] if stay else list(loaded))

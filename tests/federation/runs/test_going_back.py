@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -22,13 +23,21 @@ from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.reporting.kept_checkpoints import LATEST, earlier_rounds, make_latest, round_of
 
 
-@pytest.fixture
-def whole(tiny, tmp_path, federate):
-    """A run of five rounds, which has ended."""
+@pytest.fixture(scope="module")
+def ended():
+    return {}
 
-    def run(*overrides, name="whole"):
-        config = tiny("federation.rounds=5", *overrides, f"run_dir={tmp_path / name}")
-        return federate(config)
+
+@pytest.fixture
+def whole(tiny, tmp_path, tmp_path_factory, federate, ended):
+    """The folder of a run of five rounds, which has ended: a copy, each run is made once."""
+
+    def run(*overrides):
+        if overrides not in ended:
+            folder = tmp_path_factory.mktemp("ended") / "run"
+            federate(tiny("federation.rounds=5", *overrides, f"run_dir={folder}"))
+            ended[overrides] = folder
+        return RunFolder(shutil.copytree(ended[overrides], tmp_path / "whole"))
 
     return run
 
@@ -60,7 +69,7 @@ def shown(folder):
 
 
 def test_the_last_three_checkpoints_are_kept(whole):
-    folder = whole().folder
+    folder = whole()
     files = {path.name for path in folder.checkpoint.glob("state*")}
     assert files == {"state.safetensors", "state-3.safetensors", "state-4.safetensors"}
     assert [round_of(folder.checkpoint / name) for name in sorted(files)] == [3, 4, 5]
@@ -68,32 +77,30 @@ def test_the_last_three_checkpoints_are_kept(whole):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("round_", "overrides"),
     [
-        (),
-        ("federation.participation=0.5", "clustering=private", "privacy.epsilon=20"),
-        ("merging=fedema", "method=byol", "federation.participation=0.5"),
-        ("training.optimizer_state=keep", "method=simclr"),
-        ("server_optimizer=adam", "federation.wire=int4"),
-        ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1"),
-        ("exchange=cycle", "method=simclr"),
+        (4, ()),
+        (3, ("federation.participation=0.5", "clustering=private", "privacy.epsilon=20")),
+        (3, ("merging=fedema", "method=byol", "federation.participation=0.5")),
+        (3, ("training.optimizer_state=keep", "method=simclr")),
+        (3, ("server_optimizer=adam", "federation.wire=int4")),
+        (3, ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1")),
+        (3, ("exchange=cycle", "method=simclr")),
     ],
-    ids=" ".join,
 )
-@pytest.mark.parametrize("round_", [3, 4])
 def test_a_run_that_went_back_ends_in_the_same_bits(whole, resumed, overrides, round_):
-    run = whole(*overrides)
-    before, records = tensors(run.folder), shown(run.folder)
-    lines = run.folder.metrics.read_bytes().splitlines(keepends=True)
-    again = resumed(run.folder, f"resume_round={round_}")
-    assert again.summary["rounds"] == 5 and same(before, tensors(run.folder))
-    assert shown(run.folder) == records
-    assert run.folder.set_aside.read_bytes() == b"".join(lines[round_ + 1 :])
-    assert earlier_rounds(run.folder.checkpoint) == [3, 4]
+    folder = whole(*overrides)
+    before, records = tensors(folder), shown(folder)
+    lines = folder.metrics.read_bytes().splitlines(keepends=True)
+    again = resumed(folder, f"resume_round={round_}")
+    assert again.summary["rounds"] == 5 and same(before, tensors(folder))
+    assert shown(folder) == records
+    assert folder.set_aside.read_bytes() == b"".join(lines[round_ + 1 :])
+    assert earlier_rounds(folder.checkpoint) == [3, 4]
 
 
 def test_it_says_what_is_set_aside_and_may_go_on_to_more_rounds(whole, capsys):
-    folder = whole().folder
+    folder = whole()
     arguments = [f"resume={folder.path}", "resume_round=3", "federation.rounds=6"]
     assert main(arguments) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -108,16 +115,16 @@ def test_it_says_what_is_set_aside_and_may_go_on_to_more_rounds(whole, capsys):
     assert "resumed after round 6" in capsys.readouterr().out
 
 
-def test_the_latest_round_may_be_named_as_well(whole, resumed, tmp_path):
-    run = whole()
-    resumed(run.folder, "resume_round=5", "federation.rounds=6")
-    assert [r["round"] for r in run.folder.read_metrics()] == list(range(7))
-    assert not run.folder.set_aside.exists()
+def test_the_latest_round_may_be_named_as_well(whole, resumed):
+    folder = whole()
+    resumed(folder, "resume_round=5", "federation.rounds=6")
+    assert [r["round"] for r in folder.read_metrics()] == list(range(7))
+    assert not folder.set_aside.exists()
 
 
 @pytest.mark.parametrize("round_", [0, 2, 6])
 def test_a_round_that_is_not_kept_is_refused_and_nothing_changes(whole, capsys, round_):
-    folder = whole().folder
+    folder = whole()
     (folder.path / ".lock").touch()
     files = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     assert main([f"resume={folder.path}", f"resume_round={round_}"]) == 2
@@ -142,49 +149,49 @@ def test_it_needs_a_run_without_noise_that_is_resumed(tiny, tmp_path):
 
 @pytest.mark.parametrize("content", [b"half", None])
 def test_a_damaged_latest_checkpoint_is_left_behind(whole, resumed, content):
-    run = whole()
-    before, file = tensors(run.folder), run.folder.checkpoint / LATEST
+    folder = whole()
+    before, file = tensors(folder), folder.checkpoint / LATEST
     file.unlink()  # tensors are read where they lie
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"{LATEST} (is damaged|was removed)"):
-        resumed(run.folder)
-    resumed(run.folder, "resume_round=4")
-    assert same(before, tensors(run.folder))
+        resumed(folder)
+    resumed(folder, "resume_round=4")
+    assert same(before, tensors(folder))
 
 
 def test_a_damaged_earlier_checkpoint_is_named(whole, resumed):
-    run = whole()
-    file = run.folder.checkpoint / "state-3.safetensors"
+    folder = whole()
+    file = folder.checkpoint / "state-3.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.unlink()
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"state-3.safetensors is damaged"):
-        resumed(run.folder, "resume_round=3")
-    resumed(run.folder, "resume_round=4")
+        resumed(folder, "resume_round=3")
+    resumed(folder, "resume_round=4")
 
 
 def test_killed_while_it_goes_back_it_is_resumed(whole, resumed):
     """Between the checkpoint, which decides, and the records."""
-    run = whole()
-    before, records = tensors(run.folder), shown(run.folder)
-    make_latest(run.folder.checkpoint, 3)
-    resumed(run.folder)
-    assert same(before, tensors(run.folder)) and shown(run.folder) == records
+    folder = whole()
+    before, records = tensors(folder), shown(folder)
+    make_latest(folder.checkpoint, 3)
+    resumed(folder)
+    assert same(before, tensors(folder)) and shown(folder) == records
 
 
-def test_without_links_checkpoints_are_copied(whole, resumed, monkeypatch):
+def test_without_links_checkpoints_are_copied(tiny, tmp_path, federate, resumed, monkeypatch):
     def no_links(*args, **kwargs):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_links)
-    run = whole()
-    before = tensors(run.folder)
-    assert earlier_rounds(run.folder.checkpoint) == [3, 4]
-    resumed(run.folder, "resume_round=3")
-    assert same(before, tensors(run.folder))
-    assert not list(run.folder.checkpoint.glob(".*"))
+    folder = federate(tiny("federation.rounds=4", f"run_dir={tmp_path / 'run'}")).folder
+    before = tensors(folder)
+    assert earlier_rounds(folder.checkpoint) == [2, 3]
+    resumed(folder, "resume_round=3")
+    assert same(before, tensors(folder))
+    assert not list(folder.checkpoint.glob(".*"))
 
 
 def absurd_together(client, round_, sent, reply):

@@ -92,8 +92,8 @@ def absent(reply, schema):
 def attacked(tiny, tmp_path, federate, watched):
     """A run in which client 1 does something to its replies in some rounds."""
 
-    def run(name, attack, *overrides, rounds=(1, 2, 3), **arguments):
-        config = tiny("federation.rounds=3", *overrides, f"run_dir={tmp_path / name}")
+    def run(name, attack, *overrides, rounds=(1, 2), **arguments):
+        config = tiny(*overrides, f"run_dir={tmp_path / name}")
         schema = Schemas.of(build_learner(config, 1), config).shared
 
         def look(client, round_, sent, reply):
@@ -134,25 +134,26 @@ def dropped(run):
 
 def assert_usable(run):
     """The run ended, with a model that works."""
-    assert run.summary["rounds"] == 3 and np.isfinite(run.summary["knn"])
+    assert run.summary["rounds"] == 2 and np.isfinite(run.summary["knn"])
     encoder = load_encoder(run.folder.path)
     assert encoder(torch.full((2, 1, 8, 8), 9, dtype=torch.uint8)).abs().max() < 1e3
 
 
-@pytest.mark.parametrize("clients", [2, 4])
-@pytest.mark.parametrize("name", REFUSED)
+BY_THE_OTHERS = ("1e30", "x1000", "one value", "statistics")  # judged by what they changed
+
+
+@pytest.mark.parametrize(
+    ("name", "clients"), [*((name, 4) for name in REFUSED), *((name, 2) for name in BY_THE_OTHERS)]
+)
 def test_an_absurd_reply_is_refused_from_the_first_round_on(attacked, without, name, clients):
     """It is named with a figure; all else is as if it had not come."""
     attack, reason = REFUSED[name]
-    clients = f"federation.clients={clients}"
-    run = attacked("run", attack, clients)
-    assert [(round_, client) for round_, client, _ in dropped(run)] == [
-        (1, "1"),
-        (2, "1"),
-        (3, "1"),
-    ]
+    clusters = name in ("centroids", "groups")
+    overrides = (f"federation.clients={clients}", *(() if clusters else ("method=simclr",)))
+    run = attacked("run", attack, *overrides)
+    assert [(round_, client) for round_, client, _ in dropped(run)] == [(1, "1"), (2, "1")]
     assert all(reason in why for *_, why in dropped(run))
-    assert same_bits(run, without(clients))
+    assert same_bits(run, without(*overrides))
     assert_usable(run)
 
 
@@ -172,26 +173,22 @@ def in_codes(arrays, schema):
         ("exchange=cycle", "method=simclr"),
         ("exchange=tree", "method=simclr"),
         ("exchange=random", "method=simclr", "exchange.edge=1"),
-        ("federation.wire=float16",),
-        ("federation.wire=int8",),
-        ("federation.wire=int4",),
-        ("merging=fedbn",),
+        ("federation.wire=float16", "method=simclr"),
+        ("federation.wire=int8", "method=simclr"),
+        ("federation.wire=int4", "method=simclr"),
+        ("merging=fedbn", "method=simclr"),
         ("merging=fedema",),
-        ("server_optimizer=adam",),
+        ("server_optimizer=adam", "method=simclr"),
         ("clustering=features", "privacy.k_min=1"),
         ("terms.verification.weight=1", "method=simclr"),
-        ("federation.weighting=batches",),
+        ("federation.weighting=batches", "method=simclr"),
     ],
     ids=" ".join,
 )
 def test_whatever_the_run_is_made_of(attacked, overrides):
     attack = sends(in_codes) if "wire" in overrides[0] else filled(HUGE)
     run = attacked("run", attack, *overrides)
-    assert [(round_, client) for round_, client, _ in dropped(run)] == [
-        (1, "1"),
-        (2, "1"),
-        (3, "1"),
-    ]
+    assert [(round_, client) for round_, client, _ in dropped(run)] == [(1, "1"), (2, "1")]
     assert all("model's" in why for *_, why in dropped(run))
     assert same_bits(run, attacked("without", absent, *overrides).state)
     assert_usable(run)
@@ -228,7 +225,7 @@ def test_more_images_than_a_client_joined_with_do_not_count(attacked, capsys):
     honest = attacked("honest", says())
     run = attacked("run", says(examples=10**8))
     assert same_bits(run, honest.state) and not dropped(run)
-    assert [r["clients"]["examples"] for r in run.records] == [120] * 4
+    assert [r["clients"]["examples"] for r in run.records] == [120] * 3
 
 
 def test_absurd_metrics_are_in_no_mean_and_named(attacked):
@@ -298,5 +295,5 @@ def test_the_first_attack_in_a_cohort_of_one_is_judged_by_the_rounds_before(
 def test_without_the_bound_nothing_is_refused(attacked):
     """As a run that needs it can be continued."""
     overrides = ("federation.max_update=null", "method=simclr", "evaluation.every=9")
-    run = attacked("run", sends(lambda a, _: {"shared": a["shared"] * 30}), *overrides, rounds=(3,))
+    run = attacked("run", sends(lambda a, _: {"shared": a["shared"] * 30}), *overrides, rounds=(2,))
     assert not dropped(run) and "moved" not in run.records[-1]
