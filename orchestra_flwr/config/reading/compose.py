@@ -64,10 +64,12 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
     """
     said = request = _read(section, overrides)
     composed = _compose(section, request)
-    if chosen := chosen_by_data(section, _as_far_as_it_resolves(composed), said):
+    values = _as_far_as_it_resolves(composed)
+    if chosen := chosen_by_data(section, values, said):
         request = [*chosen, *said]
         composed = _compose(section, request)
-    suggested = _suggested(section, composed, request)
+        values = _as_far_as_it_resolves(composed)
+    suggested = _suggested(section, values, request)
     if composed.get("resume"):
         return parse(section, resumed(section, composed, request, suggested))
     for key, value in suggested.items():
@@ -87,7 +89,7 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
     """
     request = _read(section, overrides)
     composed = _compose(section, request)
-    for key, value in _suggested(section, composed, request).items():
+    for key, value in _suggested(section, _as_far_as_it_resolves(composed), request).items():
         OmegaConf.update(composed, key, value)
     values = _resolved(section, composed)
     return Described(section, values, conf_folders_of(request))
@@ -162,10 +164,10 @@ def _set(composed: DictConfig, line: Override) -> None:
 
 
 def _suggested(
-    section: type[Composed], composed: DictConfig, overrides: Sequence[Override]
+    section: type[Composed], values: dict[str, Any], overrides: Sequence[Override]
 ) -> dict[str, Any]:
     """What choices suggest for keys that neither an override nor a preset sets."""
-    suggested = section.suggested(_as_far_as_it_resolves(composed))
+    suggested = section.suggested(values)
     if not suggested:
         return {}
     keys = {*touched(overrides)}
