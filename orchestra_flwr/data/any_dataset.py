@@ -39,6 +39,11 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
             labels do not fit together.
     """
     train_set, test_set = _splits(source)
+    if any(map(_ends_in_labels, (source, train_set, test_set))):
+        raise ConfigError(
+            "dataset: a pair is (train, test), and the second holds labels; images with their "
+            "labels are one data set: list(zip(images, labels))"
+        )
     train = _read(train_set, "training", size)
     test = None if test_set is None else _read(test_set, "test", size)
     if train.missing == len(train.labels):
@@ -98,17 +103,15 @@ def _splits(source: Any) -> tuple[Any, Any]:
     if isinstance(source, tuple):
         if len(source) != 2:
             raise ConfigError(f"dataset: must be one or a pair (train, test), not {len(source)}")
-        if _are_labels(source[1]):
-            raise ConfigError(
-                "dataset: a pair is (train, test), and the second holds labels; images with their "
-                "labels are one data set: list(zip(images, labels))"
-            )
         return source
     return source, None
 
 
-def _are_labels(items: Any) -> bool:
-    """Whether these are labels, without images."""
+def _ends_in_labels(pair: Any) -> bool:
+    """Whether these are images and their labels, in two parts."""
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    items = pair[1]
     if isinstance(items, Tensor | np.ndarray):
         return items.ndim == 1 and items.dtype != object
     return isinstance(items, list) and bool(items) and isinstance(items[0], int | str)

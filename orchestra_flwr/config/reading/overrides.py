@@ -138,8 +138,8 @@ def _read(text: str) -> Override:
     if override.is_sweep_override():
         key, _, value = text.partition("=")
         raise ConfigError(
-            f"{text}: must be one value; a list is written [a,b], and a value with a comma is "
-            f"quoted: \"{key}='{value}'\""
+            f"{text}: must be one value; several runs are orchestra-sim -m, a list is written "
+            f"[a,b], and a value with a comma is quoted: \"{key}='{value}'\""
         )
     return override
 

@@ -117,9 +117,7 @@ def _without_failures(
     broken = tuple((name, failure.reason) for name, failure in failed)
     unread = tuple(name for name, failure in failed if failure.unread)
     if broken:
-        logger.warning(
-            "skipped %d of %d image files: %s", len(broken), len(names), first_ones(broken)
-        )
+        logger.warning("skipped %d image files: %s", len(broken), first_ones(broken))
     return Decoded(torch.from_numpy(images[good] if broken else images), good, broken, unread)
 
 

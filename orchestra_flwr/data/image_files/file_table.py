@@ -125,7 +125,7 @@ def _first_line(text: str, columns: Sequence[str]) -> tuple[str, list[str]]:
         first = next(csv.reader(_lines(text), delimiter=separator), [])
         headers[separator] = [name.strip().lower() for name in first]
     fitting = (separator for separator, names in headers.items() if {*columns} <= {*names})
-    separator = next(fitting, SEPARATORS[0])
+    separator = next(fitting, max(SEPARATORS, key=lambda each: len(headers[each])))
     return separator, headers[separator]
 
 

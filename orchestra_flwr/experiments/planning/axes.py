@@ -38,7 +38,7 @@ def selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
     for value in joined_values(only, {value for choices in axes.values() for value in choices}):
         matching = [axis for axis, choices in axes.items() if value in choices]
         if not matching:
-            values = ", ".join(value for choices in axes.values() for value in choices)
+            values = "; ".join(value for choices in axes.values() for value in choices)
             raise ConfigError(f"only={value}: must be among {values}")
         chosen[matching[0]] = (*chosen.get(matching[0], ()), value)
     return chosen

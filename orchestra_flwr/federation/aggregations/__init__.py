@@ -101,11 +101,12 @@ class RobustAggregation(Aggregation):
 
     def result(self) -> np.ndarray:
         """What :meth:`combine` makes of the states."""
-        return self.combine(self._states, np.array(self._weights))
+        # A rule may compute in float64, as its weights are.
+        return np.asarray(self.combine(self._states, np.array(self._weights)), np.float32)
 
     @abstractmethod
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """(size,) float32 of n states.
+        """(size,) of n states, which becomes float32.
 
         Args:
             states: n times (size,) float32, in the order of the clients.

@@ -21,6 +21,15 @@ class Attack(Plugin):
         settings: the plug-in's options.
     """
 
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuses more attackers than there are clients."""
+        count, clients = config.attack.clients, config.federation.clients
+        if count > clients:
+            raise ValueError(
+                f"attack.clients={count}: must be at most federation.clients={clients}"
+            )
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
@@ -63,6 +72,6 @@ def attackers(config: Config, clients: Sequence[str]) -> frozenset[str]:
     """
     if config.attack.name == "none":
         return frozenset()
-    count = min(config.attack.clients, len(clients))
-    chosen = numpy_generator(config.seed, "attackers").choice(len(clients), count, replace=False)
+    generator = numpy_generator(config.seed, "attackers")
+    chosen = generator.choice(len(clients), config.attack.clients, replace=False)
     return frozenset(clients[i] for i in chosen)

@@ -18,6 +18,7 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.export_config import ExportConfig
 
+ONE = "must be one value; several runs are orchestra-sim -m"
 QUOTE = "a list is written [a,b], and a value with"
 
 
@@ -27,8 +28,14 @@ QUOTE = "a list is written [a,b], and a value with"
         ("seed", "overrides are written key=value, not seed"),
         ("=3", "overrides are written key=value, not =3"),
         ("--multirun", "overrides are written key=value, not --multirun"),
-        ("seed=1,2", f"seed=1,2: must be one value; {QUOTE} a comma"),
-        ("seed=range(1,3)", f"seed=range(1,3): must be one value; {QUOTE} a comma"),
+        (
+            "seed=1,2",
+            f"seed=1,2: {ONE}, {QUOTE} a comma",
+        ),
+        (
+            "seed=range(1,3)",
+            f"seed=range(1,3): {ONE}, {QUOTE} a comma",
+        ),
         ("device=a=b", f"device=a=b: cannot be read; {QUOTE} special characters is quoted: "),
         ("device=a(b)", "device=a(b): cannot be read; "),
         ("training.lr=${seed", "training.lr=${seed: cannot be read; "),

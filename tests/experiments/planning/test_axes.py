@@ -30,7 +30,7 @@ def test_only_keeps_rows_with_all_of_the_values():
     plan, _ = make_plan("privacy", "small", seeds=[0], only=cut)
     assert {row.values["variant"] for row in plan.rows} == {"GroupNorm, clip 3"}
     assert plan.command.endswith("only='GroupNorm, clip 3'")
-    with pytest.raises(ConfigError, match=r"only=MNIST: must be among CIFAR-10, CIFAR-100, "):
+    with pytest.raises(ConfigError, match=r"only=MNIST: must be among CIFAR-10; CIFAR-100; "):
         make_plan("figure10", "paper", only=["MNIST"])
     with pytest.raises(ConfigError, match="no row has all of these values"):
         make_plan("table2", "paper", only=["CIFAR-10", "G=512"])

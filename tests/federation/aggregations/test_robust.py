@@ -178,7 +178,8 @@ from orchestra_flwr.federation.aggregations import RobustAggregation
 
 class Halved(RobustAggregation):
     def combine(self, states, weights):
-        return (self.sent + (states[0] - self.sent) / 2).astype(np.float32)[: self.size - CUT]
+        mean = sum(w * state for w, state in zip(weights / weights.sum(), states))  # float64
+        return (self.sent + (mean - self.sent) / 2)[: self.size - CUT]
 """
 
 

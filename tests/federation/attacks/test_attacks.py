@@ -57,6 +57,11 @@ def test_attackers_are_drawn_from_the_seed():
     assert attackers(load_config([]), clients) == frozenset()
 
 
+def test_more_attackers_than_clients_are_refused():
+    with pytest.raises(ConfigError, match=r"^attack\.clients=11: must be at most .*clients=10$"):
+        load_config(["attack=scaled", "attack.clients=11", "federation.clients=10"])
+
+
 def test_a_real_server_has_no_attackers():
     with pytest.raises(
         ConfigError, match="attack=scaled: must be none, only simulated clients attack"
