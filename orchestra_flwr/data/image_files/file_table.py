@@ -11,6 +11,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import at_home
 
 SEPARATORS = (",", ";", "\t")
+FILE_COLUMNS = ("file", "path")  # one table serves for training and for labels
 # Spreadsheets run a cell that begins so as a formula (OWASP, CSV Injection).
 FORMULA = ("=", "+", "-", "@")  # and tab and return, which :func:`printable` escapes
 
@@ -55,7 +56,7 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
 def read_table(key: str, path: str, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
     """The lines of such a table: the number of each, and its cells in the order of `columns`.
 
-    The first column is that of the files; cells may be empty.
+    The first column is that of the files, `file` or `path`; cells may be empty.
 
     Raises:
         ConfigError: as :func:`read_file_table`, but of empty cells and second values.
@@ -123,7 +124,10 @@ def _first_line(text: str, columns: Sequence[str]) -> tuple[str, list[str]]:
     headers = {}
     for separator in SEPARATORS:
         first = next(csv.reader(_lines(text), delimiter=separator), [])
-        headers[separator] = [name.strip().lower() for name in first]
+        names = [name.strip().lower() for name in first]
+        if columns[0] in FILE_COLUMNS and columns[0] not in names:
+            names = [columns[0] if name in FILE_COLUMNS else name for name in names]
+        headers[separator] = names
     fitting = (separator for separator, names in headers.items() if {*columns} <= {*names})
     separator = next(fitting, max(SEPARATORS, key=lambda each: len(headers[each])))
     return separator, headers[separator]

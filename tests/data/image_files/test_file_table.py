@@ -53,3 +53,16 @@ def test_a_second_value_is_refused(tmp_path):
     file.write_text("path,label\na.jpg,cat\n./a.jpg,dog\n")
     with pytest.raises(ConfigError, match=r"line 3: a\.jpg has a second label"):
         read_file_table("labels", str(file), ("path", "label"))
+
+
+def test_one_table_serves_for_training_and_for_labels(tmp_path):
+    """Its first column is `file` there and `path` here; a table that has both means each."""
+    for header, other in (("path", "file"), ("file", "path")):
+        file = tmp_path / f"{header}.csv"
+        file.write_text(f"{header},label\na.jpg,cat\n")
+        for column in (header, other):
+            assert read_file_table("labels", str(file), (column, "label")) == {"a.jpg": "cat"}
+    both = tmp_path / "both.csv"
+    both.write_text("file,path,label\na.jpg,photos/a.jpg,cat\n")
+    assert read_file_table("labels", str(both), ("path", "label")) == {"photos/a.jpg": "cat"}
+    assert read_file_table("labels", str(both), ("file", "label")) == {"a.jpg": "cat"}
