@@ -171,7 +171,10 @@ def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[N
     key_path, public_path = folder / "client.key", folder / "client.pub"
     for path in (key_path, public_path):
         if path.exists():
-            raise ConfigError(f"{path} exists already: a client keeps its key")
+            raise ConfigError(
+                f"{path} exists already: a client keeps its key; for another one, which has to be "
+                "registered, remove client.key and client.pub"
+            )
     private = ec.generate_private_key(ec.SECP384R1())
     public = PublicKey(private.public_key(), "")
     unique = fingerprint_of(public.text, digits=6)
