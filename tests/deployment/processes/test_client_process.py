@@ -33,7 +33,7 @@ def photos(tmp_path):
 
 def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch, capsys):
     class Supernode:
-        socket = None
+        socket, trouble = None, ""
 
         def __init__(self, *_, **__):
             pass
