@@ -22,11 +22,10 @@ def test_a_report_that_is_stopped_is_one_line(make_run, tmp_path):
     records.unlink()
     os.mkfifo(records)
     command = [sys.executable, "-m", "orchestra_flwr.experiments", str(tmp_path)]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
-        records.open("wb"),  # which waits until it reads
-    ):
-        process.send_signal(signal.SIGINT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with records.open("wb"):  # which waits until it reads
+            process.send_signal(signal.SIGINT)
+        # A signal from just before it waits for data is noticed when the wait ends.
         said = process.communicate(timeout=60)
     assert said == (b"", b"stopped; the same command begins again\n")
     assert process.returncode == 130

@@ -44,7 +44,7 @@ def test_only_ends_of_lines_divide_them(tmp_path, end):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("File,label\na,b\n", "has no column path; .* path and label, and names file, label$"),
+        ("Image,label\na,b\n", "has no column path; .* path and label, and names image, label$"),
         ("", "has no column path; .*, and names none$"),
         ("path,label\na.jpg,\n", "line 2 has no path or no label"),
         ("path,label\na.jpg\n", "line 2 has no path or no label"),
