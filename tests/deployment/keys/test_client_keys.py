@@ -72,7 +72,8 @@ def test_a_clients_key_is_never_overwritten(keys, refused, tmp_path, left):
     for path in (tmp_path / "c").iterdir():
         if path.name != left:
             path.unlink()
-    assert f"{left} exists already" in refused("client", "folder=c")
+    said = refused("client", "folder=c")
+    assert f"{left} exists already" in said and "remove client.key and client.pub" in said
 
 
 def test_a_bundle_is_ready_for_its_client(bundle, security):
