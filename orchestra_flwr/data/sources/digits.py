@@ -1,5 +1,6 @@
 """scikit-learn's handwritten digits; nothing is downloaded."""
 
+import functools
 import gzip
 from dataclasses import replace
 from importlib.util import find_spec
@@ -50,6 +51,7 @@ class Digits(Source):
         return replace(digits, images=resize(digits.images, self.data.image_size))
 
 
+@functools.cache
 def _read() -> tuple[np.ndarray, np.ndarray]:
     """Gray values (N, 8, 8), float64, and labels (N,), int64.
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 from stat import S_ISLNK
@@ -17,6 +19,7 @@ from orchestra_flwr.config import load_config
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
 from orchestra_flwr.reporting import RunFolder
+from tests.deployment.end_to_end.hostile_operator import assert_closed, assert_its_apps_are_refused
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -63,7 +66,17 @@ def save_an_encoder(machines):
     return file
 
 
-def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
+@pytest.fixture
+def scratch(monkeypatch):
+    """Where the programs' sockets are."""
+    folder = tempfile.mkdtemp(prefix="orch")  # short: sockets
+    monkeypatch.setenv("TMPDIR", folder)
+    yield Path(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines, scratch, tmp_path):
+    """Whatever other apps the server's operator sends to the client that is there already."""
     machines.make_photos(a=24, b=17)
     machines.keys(
         "server", f"folder={machines.security}", "host=localhost", "client=a,b",
@@ -74,13 +87,20 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines):
     server.wait_for("listening on 127.0.0.1")
     with pytest.raises(FolderInUseError, match="process "), locked(machines.run):
         pass
-    clients = [machines.client(name) for name in ("a", "b")]
+    one = machines.client("a")
+    one.wait_for("takes part with")
+    assert_closed(machines.port, scratch, server, one)
+    (link,) = scratch.glob("orchestra-*/link")
+    (tmp_path / "operator").mkdir()
+    assert_its_apps_are_refused(tmp_path / "operator", link, machines.security / "ca.crt", one)
+    two = machines.client("b")
     assert server.wait() == 0, server.text
     server.wait_for("begins with the encoder of", 5)
-    for each in clients:
+    for each in (one, two):
         each.end()
         assert each.wait() == 0, each.text
         each.wait_for("the encoder is here: orchestra-embed run=", 5)
+    assert one.text.count("refused a message") == 1 and "refused" not in two.text
     for name in "ab":
         stored = machines.folder / "state" / name / "encoder"
         for file in ("encoder.safetensors", "encoder.json"):

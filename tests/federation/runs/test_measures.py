@@ -31,7 +31,8 @@ SCORES = {
 
 @pytest.fixture
 def config(tiny, tmp_path):
-    return lambda *o: tiny(f"run_dir={tmp_path / 'run'}", "federation.rounds=1", *o)
+    chosen = (f"run_dir={tmp_path / 'run'}", "federation.rounds=1", "evaluation.probe=converged")
+    return lambda *o: tiny(*chosen, *o)
 
 
 def test_how_far_clusters_are_learned_from_and_kept(config, federate):
