@@ -49,6 +49,7 @@ def test_skipped_and_added_tests_exist(mutants):
         assert f"def {function}" in (CHECKOUT / file).read_text()
 
 
+@pytest.mark.slow
 def test_the_copy_holds_what_git_tracks(mutants, tmp_path):
     mutants.copy_checkout(tmp_path)
     assert (tmp_path / "pyproject.toml").read_bytes() == (CHECKOUT / "pyproject.toml").read_bytes()

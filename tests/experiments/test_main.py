@@ -2,17 +2,14 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-
-ORCHESTRA_REPORT = [sys.executable, Path(sys.executable).with_name("orchestra-report")]
+from importlib.metadata import entry_points
 
 
-def test_the_report_is_a_command(make_run, tmp_path):
+def test_the_report_is_a_command(make_run, tmp_path, capsys):
     make_run("one", {"knn": 0.5})
-    command = [*ORCHESTRA_REPORT, f"folder={tmp_path}"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == f"report: {tmp_path / 'report.html'}\n"
+    (script,) = entry_points(group="console_scripts", name="orchestra-report")
+    assert script.load()([f"folder={tmp_path}"]) == 0
+    assert capsys.readouterr() == (f"report: {tmp_path / 'report.html'}\n", "")
     assert (tmp_path / "report.md").is_file()
 
 

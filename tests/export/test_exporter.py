@@ -66,6 +66,7 @@ def test_onnxruntime_alone_gives_the_encoders_features(exported_run, tmp_path):
 
 
 @needs_onnx
+@pytest.mark.slow  # a process of its own
 def test_onnxruntime_leaves_no_identifier_of_the_machine(make_run, tmp_path):
     """It stores one beside what it would send. In what looks like a test it never does."""
     home = tmp_path / "home"

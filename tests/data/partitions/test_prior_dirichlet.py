@@ -52,9 +52,9 @@ def test_a_client_of_more_images_than_a_class_has_takes_two_or_more():
 
 def test_the_shares_concentration_is_alpha_times_the_prior():
     """E sum q^2 = (alpha / C + 1) / (alpha + 1) for C even classes: .918 here."""
-    counts = np.array([_counts(10, 20, 40_000, 0.1, seed)[0] for seed in range(400)])
-    squares = ((counts / 2000) ** 2).sum(axis=1)
-    expected = 0.918 + (1 - 0.918) / 2000  # of shares, and of the images drawn by them
+    counts = np.array([_counts(10, 20, 10_000, 0.1, seed)[0] for seed in range(400)])
+    squares = ((counts / 500) ** 2).sum(axis=1)
+    expected = 0.918 + (1 - 0.918) / 500  # of shares, and of the images drawn by them
     assert abs(squares.mean() - expected) < 3 * squares.std() / np.sqrt(400)
 
 

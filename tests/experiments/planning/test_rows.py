@@ -89,8 +89,7 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
 
 
 def test_an_attack_is_seen_with_and_without_the_check_of_replies():
-    plan, configs = make_plan("poisoning", "small", seeds=[0])
-    assert len({row.run for row in plan.rows}) == len(plan.rows)
+    plan, configs = make_plan("poisoning", "small", seeds=[0], only=["2 flip"])
     unchecked, checked = (
         cell(plan, configs, rule=rule, attack="2 flip") for rule in ("mean", "mean, checked")
     )

@@ -74,7 +74,8 @@ def test_one_attacker_moves_the_mean_and_not_the_median(tiny, tmp_path, federate
 
     def encoder(aggregation, attack):
         config = tiny(
-            "federation.clients=9", "federation.participation=1", "federation.max_update=null",
+            "federation.clients=5", "federation.rounds=1", "federation.participation=1",
+            "federation.max_update=null",
             f"aggregation={aggregation}", *attack,
             f"run_dir={tmp_path / f'{aggregation}{len(attack)}'}",
         )  # fmt: skip

@@ -336,7 +336,10 @@ def test_it_is_grouped_when_there_are_clients_enough(tiny):
     assert exchange.metrics()["members"] == {"cluster-0": ["a", "b"], "cluster-1": ["c", "d"]}
 
 
-@pytest.mark.parametrize(("killed", "wire"), [(1, "float32"), (3, "int4"), (4, "float32")])
+@pytest.mark.parametrize(
+    ("killed", "wire"),
+    [(3, "int4"), *(pytest.param(at, "float32", marks=pytest.mark.slow) for at in (1, 4))],
+)
 def test_killed_and_resumed_it_ends_in_the_same_bits(
     tiny, tmp_path, federate, watched, killed, wire
 ):

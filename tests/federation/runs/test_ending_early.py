@@ -64,8 +64,10 @@ def result(folder):
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
-        ("evaluation.every=5", "evaluation.keep=best", "method=simclr"),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(
+            ("evaluation.every=5", "evaluation.keep=best", "method=simclr"), marks=pytest.mark.slow
+        ),
         ("evaluation.every=5", "method=byol", "exchange=clusters", "exchange.warm_rounds=1"),
     ],
     ids=" ".join,

@@ -87,10 +87,15 @@ def test_every_method_trains_all_but_the_statistics(tiny, tmp_path, federate, en
     [
         ("method=orchestra", "federation.wire=int8"),
         ("method=byol", "merging=fedema"),
-        ("method=simclr", "federation.wire=int4"),
-        ("method=simclr", "federation.weighting=uniform", "privacy.clip=0.5"),
-        ("method=simclr", "exchange=clusters", "exchange.warm_rounds=1"),
-        ("method=simclr", "terms.alignment.weight=0.1"),
+        *(
+            pytest.param(("method=simclr", *others), marks=pytest.mark.slow)
+            for others in (
+                ("federation.wire=int4",),
+                ("federation.weighting=uniform", "privacy.clip=0.5"),
+                ("exchange=clusters", "exchange.warm_rounds=1"),
+                ("terms.alignment.weight=0.1",),
+            )
+        ),
     ],
 )
 def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, overrides):

@@ -80,12 +80,17 @@ def test_the_last_three_checkpoints_are_kept(whole):
     ("round_", "overrides"),
     [
         (4, ()),
-        (3, ("federation.participation=0.5", "clustering=private", "privacy.epsilon=20")),
         (3, ("merging=fedema", "method=byol", "federation.participation=0.5")),
-        (3, ("training.optimizer_state=keep", "method=simclr")),
         (3, ("server_optimizer=adam", "federation.wire=int4")),
-        (3, ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1")),
-        (3, ("exchange=cycle", "method=simclr")),
+        *(
+            pytest.param(3, overrides, marks=pytest.mark.slow)
+            for overrides in (
+                ("federation.participation=0.5", "clustering=private", "privacy.epsilon=20"),
+                ("training.optimizer_state=keep", "method=simclr"),
+                ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1"),
+                ("exchange=cycle", "method=simclr"),
+            )
+        ),
     ],
 )
 def test_a_run_that_went_back_ends_in_the_same_bits(whole, resumed, overrides, round_):

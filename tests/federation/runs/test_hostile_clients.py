@@ -170,18 +170,23 @@ def in_codes(arrays, schema):
     "overrides",
     [
         ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1"),
-        ("exchange=cycle", "method=simclr"),
         ("exchange=tree", "method=simclr"),
-        ("exchange=random", "method=simclr", "exchange.edge=1"),
-        ("federation.wire=float16", "method=simclr"),
-        ("federation.wire=int8", "method=simclr"),
         ("federation.wire=int4", "method=simclr"),
-        ("merging=fedbn", "method=simclr"),
         ("merging=fedema",),
         ("server_optimizer=adam", "method=simclr"),
-        ("clustering=features", "privacy.k_min=1"),
-        ("terms.verification.weight=1", "method=simclr"),
-        ("federation.weighting=batches", "method=simclr"),
+        *(
+            pytest.param(overrides, marks=pytest.mark.slow)
+            for overrides in (
+                ("exchange=cycle", "method=simclr"),
+                ("exchange=random", "method=simclr", "exchange.edge=1"),
+                ("federation.wire=float16", "method=simclr"),
+                ("federation.wire=int8", "method=simclr"),
+                ("merging=fedbn", "method=simclr"),
+                ("clustering=features", "privacy.k_min=1"),
+                ("terms.verification.weight=1", "method=simclr"),
+                ("federation.weighting=batches", "method=simclr"),
+            )
+        ),
     ],
     ids=" ".join,
 )
@@ -208,7 +213,7 @@ def late(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("exchange", ["star", "cycle"])
+@pytest.mark.parametrize("exchange", ["star", pytest.param("cycle", marks=pytest.mark.slow)])
 def test_the_order_of_replies_makes_no_difference(attacked, scrambled_grid, late, exchange):
     """Honest replies wait as well, since in a first round they move the model by its own size."""
     overrides = ("method=simclr", "training.lr=0.1", "training.local_epochs=6",

@@ -216,6 +216,7 @@ def test_tables_that_a_network_always_has_are_no_missing_weights(timm, tmp_path)
         assert torch.equal(value, trained[tensor.removeprefix("model.")])
 
 
+@pytest.mark.slow  # a process of its own
 def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, timm):
     """In a process of its own, with an empty cache, whose libraries are told to stay offline."""
     program = (
