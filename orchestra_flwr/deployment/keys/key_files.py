@@ -33,9 +33,11 @@ def read(path: Path, remedy: str) -> bytes:
     """The bytes of a small file; `remedy` says how one that is missing is made.
 
     Raises:
-        ConfigError: missing, unreadable or far too large.
+        ConfigError: missing, unreadable, no file or far too large.
     """
     try:
+        if path.is_fifo():  # to open it would wait for a writer
+            raise ConfigError(f"{path} is a named pipe, no file: {remedy}")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
