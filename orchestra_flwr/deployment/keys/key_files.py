@@ -84,7 +84,7 @@ def write_all(files: Iterable[NewFile]) -> None:
                 if file.replace:
                     temporary.replace(file.path)
                 else:
-                    _name_new(temporary, file.path)
+                    name_new(temporary, file.path)
                     made.append(file.path)
                     temporary.unlink(missing_ok=True)
             sync_folder(file.path.parent)
@@ -106,7 +106,8 @@ def _make_folder(folder: Path, made: list[Path]) -> None:
         made.append(folder)
 
 
-def _name_new(temporary: Path, path: Path) -> None:
+def name_new(temporary: Path, path: Path) -> None:
+    """Gives a whole file its name, unless one has it: a FileExistsError, or another OSError."""
     # A link fails where the name is taken, a rename would replace what is there.
     try:
         path.hardlink_to(temporary)
