@@ -33,8 +33,8 @@ def run_experiment(flags: Flags) -> int:
     folder, jobs = line.folder, line.jobs or plan.settings.jobs
 
     if "--list" in flags:
-        for root in {config.data.options.get("root") for config in configs.values()} - {None, ""}:
-            if not at_home(root).exists():
+        for root in {config.data.options.get("root") for config in configs.values()}:
+            if root and not at_home(root).exists():
                 print(f"warning: data.root={root} is not there", file=sys.stderr)
         missing = {job.name: job for job in jobs_of(plan, folder)}
         for row in plan.rows:

@@ -99,7 +99,7 @@ def _earlier(folder: Path, key: str) -> Path | None:
         described = read_json(folder / DESCRIPTION)
         names = {f"embeddings.{format}" for format in WRITERS}
         if described["key"] != key and described["file"] in names:
-            return folder / described["file"]
+            return folder / str(described["file"])
     return None
 
 
