@@ -145,6 +145,8 @@ def _each(items: Any, part: str) -> Iterator[Any]:
             f"dataset: the {part} images are a path, not a data set: images in a folder or zip are "
             "data=image_folder data.root=<path>"
         )
+    if getattr(items, "shape", None) == ():  # it has `__len__`, which fails
+        raise ConfigError(f"dataset: the {part} images are no data set, but a single value")
     # Not every data set of torch ends an iteration by itself.
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
         return (items[number] for number in range(len(items)))

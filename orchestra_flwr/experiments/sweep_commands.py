@@ -1,5 +1,7 @@
 """The commands that make many runs: an experiment of the papers, and all combinations of values."""
 
+import sys
+
 from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_sigterm
 from orchestra_flwr.commands.experiment_line import read_experiment
 from orchestra_flwr.commands.flags import Flags
@@ -10,6 +12,7 @@ from orchestra_flwr.experiments.planning.description import experiment_names
 from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.report.writer import write_report
 from orchestra_flwr.experiments.sweep import jobs_of, run_jobs, run_plan
+from orchestra_flwr.files import at_home
 
 
 def run_experiment(flags: Flags) -> int:
@@ -30,6 +33,9 @@ def run_experiment(flags: Flags) -> int:
     folder, jobs = line.folder, line.jobs or plan.settings.jobs
 
     if "--list" in flags:
+        for root in {config.data.options.get("root") for config in configs.values()}:
+            if root and not at_home(root).exists():
+                print(f"warning: data.root={root} is not there", file=sys.stderr)
         missing = {job.name: job for job in jobs_of(plan, folder)}
         for row in plan.rows:
             job = missing.get(row.run)

@@ -94,7 +94,7 @@ class ReleaseRecord(Generic[Entry]):
             return
         except OSError as error:
             raise ConfigError(f"{self._end} cannot be read: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
             raise ConfigError(f"{self._end} is damaged: put back a copy of it") from None
         if self._digests[lines - 1 : lines] != [digest]:
             raise ConfigError(

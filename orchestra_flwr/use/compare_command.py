@@ -1,8 +1,7 @@
 """`orchestra-compare`: did training help, on images of one's own."""
 
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,9 +55,10 @@ def run_compare(config: CompareConfig) -> None:
     after = encoder_at(f"after={config.after}", file, device, config.plugins)
     with opened_images(config.images, "images") as (archive, files):
         labels = _labels(config, files)
+        start = _before(config, device)  # before images are decoded, which may take minutes
         names, images = _images(config, archive, files, labels, after.spec.image_size)
         of_image = None if labels is None else [labels[printable(name)] for name in names]
-        before = _before(config, images, device)
+        before = start(images)
         encoders = [(before, _fitting(before, after, archive, names, images)), (after, images)]
         features, scores = zip(*(_measured(config, *each) for each in encoders), strict=True)
         comparison = compare(features, scores, of_image, config.seed)
@@ -82,29 +82,36 @@ def run_compare(config: CompareConfig) -> None:
         print(_sizes(config, before.spec.image_size, after.spec.image_size))
 
 
-def _before(config: CompareConfig, images: Tensor, device: torch.device) -> Encoder:
+def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], Encoder]:
     """The encoder that `before` names, or that the run of `after` began with.
 
-    Initial BatchNorm statistics are of no images: those of the compared images take their place.
+    Initial BatchNorm statistics are of no images: those of the compared images, which the result
+    takes, take their place.
     """
     if config.before is not None:
-        return pretrained_encoder(
+        encoder = pretrained_encoder(
             "before",
             config.before,
             weights=config.before_weights,
             size=config.before_size,
             plugins=config.plugins,
         ).to(device)
+        return lambda images: encoder
     run = at_home(config.after)
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"before: must be given, after={config.after} is no folder of a run")
     begun = read_run(run, config.plugins)
     method = starting_learner(begun, begun.data.channels).method
     backbone = next(iter(ordered_backbones(method, begun.evaluation.backbone).values()))
-    if not has_statistics(backbone):
+
+    def of(images: Tensor) -> Encoder:
         fitting = fit_channels(images, begun.data.channels)
-        backbone = recalibrated(backbone, fitting, config.batch_size, begun.data.normalise)
-    return Encoder.of(begun, backbone).to(device)
+        by = begun.data.normalise
+        started = has_statistics(backbone)
+        found = backbone if started else recalibrated(backbone, fitting, config.batch_size, by)
+        return Encoder.of(begun, found).to(device)
+
+    return of
 
 
 def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | None:
@@ -134,8 +141,6 @@ def _images(
         chosen = np.sort(draw.choice(len(names), config.limit, replace=False))
         names = [names[position] for position in chosen]
     decoded = decode_files(names, archive.read, size)
-    for name, reason in decoded.broken:
-        print(f"left out: {name}: {reason}", file=sys.stderr)
     names = [names[position] for position in decoded.good]
     if len(names) < MIN_IMAGES:
         raise ConfigError(

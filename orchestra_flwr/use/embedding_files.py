@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def write_embeddings(
 ) -> Path:
     """Writes or replaces `embeddings.<format>` and its description; returns the file's path.
 
+    What was written before in another format, of another encoder or other images, is removed.
+
     Args:
         folder: of both.
         images: the whole path of the folder or zip of the images, for the description.
@@ -83,8 +86,21 @@ def write_embeddings(
         "sha256": digest,
         "unread": embeddings.unread,
     }
+    earlier = _earlier(folder, key)
     _describe(folder, described)
+    if earlier not in (None, path):
+        earlier.unlink(missing_ok=True)
     return path
+
+
+def _earlier(folder: Path, key: str) -> Path | None:
+    """The file that is described now, if it is of another encoder or other images."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        described = read_json(folder / DESCRIPTION)
+        names = {f"embeddings.{format}" for format in WRITERS}
+        if described["key"] != key and described["file"] in names:
+            return folder / str(described["file"])
+    return None
 
 
 def add_near_duplicates(folder: Path, groups: Sequence[Sequence[str]]) -> None:

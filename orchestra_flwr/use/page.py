@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -72,7 +73,10 @@ def write_page(
         **_class_data(paths),
     }
     path = folder / NAME
+    earlier = _sheets_beside(path)
     write_atomically(path, render(data).encode())
+    for name in earlier - {*data["sheets"]}:
+        (folder / name).unlink(missing_ok=True)
     return path, [[paths[position] for position in group] for group in duplicates]
 
 
@@ -99,6 +103,13 @@ def _chosen(count: int, limit: int, seed: int) -> NDArray[np.int64]:
         return np.arange(count)
     drawn = numpy_generator(seed, "page").choice(count, limit, replace=False)
     return np.sort(drawn)
+
+
+def _sheets_beside(page: Path) -> set[str]:
+    """The pictures beside an earlier page; none where there was no such page."""
+    text = page.read_text("utf-8", errors="replace") if page.is_file() else ""
+    found = re.search(r'"sheets":\["pictures-[^]]*]', text)
+    return set(re.findall(r"pictures-\d+\.webp", found[0])) if found else set()
 
 
 def _thumbnail_data(folder: Path, thumbnails: Thumbnails, inside: bool) -> dict[str, Any]:

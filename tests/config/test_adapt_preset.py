@@ -123,6 +123,16 @@ def test_test_images_choose_the_round(tmp_path, test, best_by, limit):
     assert (config.adaptation.name, config.evaluation.keep) == ("norms", "best")
 
 
+@pytest.mark.parametrize(("share", "best_by", "rounds"), [(0.2, "linear", 24), (0.1, "score", 8)])
+def test_images_that_are_held_back_to_test_with_count_as_such(tmp_path, share, best_by, rounds):
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(560):
+            (tmp_path / "photos" / name / f"{number}.jpg").touch()
+    config = config_of(f"data.root={tmp_path / 'photos'}", f"data.test_share={share}")
+    assert (config.evaluation.best_by, config.federation.rounds) == (best_by, rounds)
+
+
 def test_many_clients_send_few_bits(photos):
     assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
     assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"

@@ -145,6 +145,8 @@ def test_some_labels(caplog):
         ([], "dataset: there are no training images"),
         ([()], "dataset: training image 0: an image must be a path, a PIL image"),
         (5, "dataset: the training images are no data set, but int"),
+        (np.array(5), "dataset: the training images are no data set, but a single value"),
+        ((PICTURES, torch.tensor(5)), "dataset: the test images are no data set, but a single"),
         ("photos", "dataset: the training images are a path, not a data set: .* data=image_folder"),
         (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),

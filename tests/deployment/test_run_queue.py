@@ -1,5 +1,6 @@
 """Runs that are submitted, listed and cancelled in a folder, by processes of their own."""
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from orchestra_flwr.cli import server_main, submit_main
 from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.deployment import run_queue
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.folder_lock import locked
@@ -199,6 +201,22 @@ def test_a_run_ends_once(submit):
     assert run.end("done") and not run.end("failed: late") and run.state == "done"
     code, _, err = submit("cancel=0001")
     assert code == 2 and "this run has ended (done)" in err
+
+
+def test_who_reads_how_a_run_ended_while_it_is_written_reads_all_or_nothing(submit, monkeypatch):
+    """A server that looked at a run as it was cancelled noted for ever that it had failed."""
+    submit("model.width=8")
+    (run,) = RunQueue(Path("runs")).runs()
+    seen, write = [], os.fsync
+
+    def look(file):
+        seen.append(run.state)
+        write(file)
+
+    monkeypatch.setattr("os.fsync", look)
+    monkeypatch.setattr(run_queue, "printable", lambda text: seen.append(run.state) or text)
+    assert run.end("cancelled") and {*seen} == {"waiting"}
+    assert run.state == "cancelled" and not list(run.path.glob(".*"))
 
 
 def test_how_a_run_ended_may_name_a_file_that_is_not_utf_8(submit):

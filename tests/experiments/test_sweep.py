@@ -163,6 +163,15 @@ def test_a_run_with_a_damaged_summary_is_resumed(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("begun")
 
 
+def test_a_list_says_that_the_images_are_not_there(tmp_path, capsys):
+    words = ["experiment=table6", "seeds=0", "only=base", f"folder={tmp_path}", "--list"]
+    said = []
+    for root in (tmp_path / "none", tmp_path):
+        assert experiment_main([*words, "data=image_folder", f"data.root={root}"]) == 0
+        said.append(capsys.readouterr().err)
+    assert said == [f"warning: data.root={tmp_path / 'none'} is not there\n", ""]
+
+
 def test_a_run_is_resumed_with_what_may_change_alone(tmp_path):
     moved = ["engine=ray", "engine.workers=2", "merging=replace"]
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=moved)

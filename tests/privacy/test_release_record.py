@@ -181,7 +181,9 @@ def test_a_crash_between_both_files_is_no_loss(file, monkeypatch):
     assert ReleaseRecord(file, Number).entries == (Number(1), Number(2), Number(3))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"3", b'{"lines": "x"}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"3", b'{"lines": "x"}', b'{"lines": Infinity, "digest": ""}', b"\xff"]
+)
 def test_a_damaged_second_file_is_named(file, content):
     ReleaseRecord(file, Number).append(Number(1))
     end = file.with_suffix(".end")

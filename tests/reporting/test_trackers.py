@@ -1,6 +1,7 @@
 import json
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -98,6 +99,8 @@ def messages_in(data):
             place += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, place)
+        if place + 7 + length > len(data):  # it is being written
+            return
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -105,16 +108,27 @@ def messages_in(data):
             parts = b""
 
 
+def finished_records(file):
+    """The records of a session of wandb, whose own process may still be writing them."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    end = time.monotonic() + 100
+    while True:
+        records = [messages.Record.FromString(data) for data in messages_in(file.read_bytes())]
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < end, f"{file} has no end"
+        time.sleep(0.05)
+
+
 class FromWandb:
     """What is in the files that `wandb sync` would send."""
 
     def __init__(self, folder):
-        from wandb.proto import wandb_internal_pb2 as messages
-
         self.numbers, self.completed = {}, None
         for file in sorted(folder.glob("wandb/offline-run-*/run-abc.wandb")):
-            for data in messages_in(file.read_bytes()):
-                self._read(messages.Record.FromString(data))
+            for record in finished_records(file):
+                self._read(record)
         self.pictures = [p.name for p in folder.glob("wandb/offline-run-*/files/media/images/*")]
         assert all(name.startswith("curves") for name in self.pictures)
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import compare_main
 from orchestra_flwr.cli import main as simulate_main
-from orchestra_flwr.config import ModelConfig
+from orchestra_flwr.config import ModelConfig, config_to_yaml
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 
@@ -126,13 +126,27 @@ def test_labels_from_a_table_choose_the_images(run, other, photos, command, tmp_
     assert stored["images"] == 16
 
 
-def test_broken_files_are_named_and_left_out_and_a_limit_draws(run, other, photos, command):
+def test_broken_files_are_named_once_and_left_out_and_a_limit_draws(
+    run, other, photos, command, caplog
+):
     (photos / "red" / "broken.png").write_bytes(b"no image")
     code, _, err = command(f"before={other}", f"after={run}", f"images={photos}", "queries=0")
-    assert code == 0 and "left out: red/broken.png" in err
+    assert code == 0 and (err + caplog.text).count("red/broken.png") == 1
     command(f"before={other}", f"after={run}", f"images={photos}", "queries=0", "limit=20")
     stored = json.loads((run / "comparison" / "comparison.json").read_text())
     assert stored["images"] in (19, 20)
+
+
+def test_plug_ins_are_asked_for_before_images_are_decoded(
+    run, photos, command, tiny, stranger, caplog
+):
+    name, marker = stranger
+    file = run / "config.yaml"
+    file.write_text(config_to_yaml(tiny()).replace("plugins: []", f"plugins: [{name}]"))
+    (photos / "red" / "broken.png").write_bytes(b"no image")
+    code, _, err = command(f"after={run}", f"images={photos}", "queries=0")
+    assert code == 2 and f"{file} asks for plugins=[{name}]" in err and not marker.exists()
+    assert "broken.png" not in err + caplog.text
 
 
 @pytest.mark.parametrize(

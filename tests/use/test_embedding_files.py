@@ -20,9 +20,9 @@ EMBEDDINGS = Embeddings(
 )  # fmt: skip
 
 
-def written(folder, format):
+def written(folder, format, key="k"):
     return write_embeddings(
-        folder, EMBEDDINGS, format=format, images="photos", encoder="encoder", key="k"
+        folder, EMBEDDINGS, format=format, images="photos", encoder="encoder", key=key
     )
 
 
@@ -55,6 +55,13 @@ def test_a_table_of_paths_and_lists(tmp_path):
     table = parquet.read_table(written(tmp_path, "parquet")).to_pylist()
     assert [row["path"] for row in table] == list(EMBEDDINGS.paths)
     assert np.allclose([row["embedding"] for row in table], EMBEDDINGS.vectors.numpy())
+
+
+def test_of_another_encoder_or_other_images_nothing_stays_in_another_format(tmp_path):
+    first, second = written(tmp_path, "npz"), written(tmp_path, "safetensors")
+    assert first.is_file()  # two formats of the same
+    third = written(tmp_path, "npz", key="another")
+    assert third.is_file() and not second.exists()
 
 
 def test_a_damaged_file_is_not_used(tmp_path):

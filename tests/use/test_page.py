@@ -96,6 +96,19 @@ def test_pictures_beside_the_page(photos, tmp_path):
         assert sheet.width == 32 * data["size"] and sheet.format == "WEBP"
 
 
+def test_pictures_of_an_earlier_page_go_and_no_others(photos, tmp_path):
+    text, _, _ = page_of(photos, tmp_path, pictures="beside")
+    page = tmp_path / "embeddings.html"
+    page.write_text(text.replace('["pictures-0.webp"]', '["pictures-0.webp","pictures-1.webp"]'))
+    for number in (1, 2):
+        (tmp_path / f"pictures-{number}.webp").touch()
+    page_of(photos, tmp_path, pictures="beside")
+    left = [number for number in range(3) if (tmp_path / f"pictures-{number}.webp").exists()]
+    assert left == [0, 2]
+    page_of(photos, tmp_path)
+    assert [each.name for each in tmp_path.glob("pictures-*")] == ["pictures-2.webp"]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_or_two_images(photos, tmp_path, count):
     for file in sorted(photos.rglob("*.png"))[count:]:

@@ -88,6 +88,9 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
         found = data.plugin.survey(data)
         if found is not None:
             images, labelled, tests = found
+            if data.test_share is not None and not tests:
+                held_back = int(data.test_share * labelled)
+                images, tests = images - held_back, min(held_back, data.test_limit or held_back)
             facts |= {"images": images, "labelled": labelled > 0, "tests": tests}
     return facts
 

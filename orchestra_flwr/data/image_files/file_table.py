@@ -3,8 +3,9 @@
 import csv
 import io
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
@@ -53,16 +54,19 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
     return values
 
 
-def read_table(key: str, path: str, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+def read_table(
+    key: str, path: str, columns: Sequence[str], keys: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[int, list[str]]]:
     """The lines of such a table: the number of each, and its cells in the order of `columns`.
 
-    The first column is that of the files, `file` or `path`; cells may be empty.
+    The first column is that of the files, `file` or `path`; cells may be empty. `keys` are those of
+    the configuration that name columns, for messages.
 
     Raises:
         ConfigError: as :func:`read_file_table`, but of empty cells and second values.
     """
     lines = []
-    for line, row in _rows(key, path, columns):
+    for line, row in _rows(key, path, columns, keys):
         if None in row:
             raise ConfigError(
                 f"{key}={path}: line {line} has more fields than the first line; text that holds "
@@ -93,7 +97,7 @@ def _is_formula(cell: str) -> bool:
 
 
 def _rows(
-    key: str, path: str, columns: Sequence[str]
+    key: str, path: str, columns: Sequence[str], keys: Mapping[str, str]
 ) -> list[tuple[int, dict[str | None, str | None]]]:
     """The lines with their numbers, by the names of the columns."""
     file = at_home(path)
@@ -112,8 +116,9 @@ def _rows(
         raise ConfigError(f"{key}={path}: cannot be read ({error})") from None
     for name in columns:
         if name not in names:
+            chosen = f" ({keys[name]})" if name in keys else ""
             raise ConfigError(
-                f"{key}={path}: has no column {name}; its first line must name the columns "
+                f"{key}={path}: has no column {name}{chosen}; its first line must name the columns "
                 f"{' and '.join(columns)}, and names {printable(', '.join(names)) or 'none'}"
             )
     return rows

@@ -107,10 +107,12 @@ def _listed(
         stem = PurePosixPath(file.name).stem
         if stems[stem] == 1:
             named.setdefault(stem, file)
-    columns = [name.lower() for name in (options.file, options.label, group) if name]
+    chosen = {"data.file": options.file, "data.label": options.label, "data.group": group}
+    columns = [name.lower() for name in chosen.values() if name]
+    keys = {name.lower(): f"{key}={name}" for key, name in chosen.items() if name}
     found: dict[str, tuple[ImageFile, list[str]]] = {}
     missing = []
-    for line, (name, *cells) in read_table(key, path, columns):
+    for line, (name, *cells) in read_table(key, path, columns, keys):
         if not name:
             raise ConfigError(f"{key}={path}: line {line} has no {options.file}")
         if name not in named:

@@ -28,7 +28,7 @@ from orchestra_flwr.deployment.gate.fleet_methods import (
     POLLING_PATHS,
     REGISTRATION_PATHS,
 )
-from orchestra_flwr.deployment.gate.recent_answers import Delivery, RecentAnswers
+from orchestra_flwr.deployment.gate.recent_answers import MOST, Delivery, RecentAnswers
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
@@ -64,6 +64,7 @@ class Forwarder:
         self._turns = Turns()
         self._answers = RecentAnswers()
         self._refusals = refusals
+        # By key; without a list of keys, when clients come with a new one each time, the latest.
         self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
         self._first_refusal: dict[bytes, float] = {}  # of those that it has not
@@ -167,7 +168,10 @@ class Forwarder:
             return None
         response, content = answered
         if _accepted(response) and content:
+            self._deliveries.pop(call.key, None)
             self._deliveries[call.key] = Delivery(body, response, content)
+            if self._names is None and len(self._deliveries) > MOST:
+                del self._deliveries[next(iter(self._deliveries))]
         elif _is_empty(response) and self._is_undelivered(call, body):
             last = self._deliveries[call.key]
             response, content = last.response, last.content

@@ -33,9 +33,11 @@ def read(path: Path, remedy: str) -> bytes:
     """The bytes of a small file; `remedy` says how one that is missing is made.
 
     Raises:
-        ConfigError: missing, unreadable or far too large.
+        ConfigError: missing, unreadable, no file or far too large.
     """
     try:
+        if path.is_fifo():  # to open it would wait for a writer
+            raise ConfigError(f"{path} is a named pipe, no file: {remedy}")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -82,7 +84,7 @@ def write_all(files: Iterable[NewFile]) -> None:
                 if file.replace:
                     temporary.replace(file.path)
                 else:
-                    _name_new(temporary, file.path)
+                    name_new(temporary, file.path)
                     made.append(file.path)
                     temporary.unlink(missing_ok=True)
             sync_folder(file.path.parent)
@@ -104,7 +106,8 @@ def _make_folder(folder: Path, made: list[Path]) -> None:
         made.append(folder)
 
 
-def _name_new(temporary: Path, path: Path) -> None:
+def name_new(temporary: Path, path: Path) -> None:
+    """Gives a whole file its name, unless one has it: a FileExistsError, or another OSError."""
     # A link fails where the name is taken, a rename would replace what is there.
     try:
         path.hardlink_to(temporary)

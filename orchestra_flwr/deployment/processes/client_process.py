@@ -31,6 +31,7 @@ from orchestra_flwr.flower.deployed_app import APP
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 POLL_SECONDS = 0.1
+NAME_FILE = "name"  # in `state`, of a client that nobody gave a name
 
 
 def run_client(config: ClientConfig) -> None:
@@ -138,7 +139,9 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
         return keys.name
     if config.name is not None:
         return config.name
-    file = Path(config.state) / "name"
+    file = Path(config.state) / NAME_FILE
+    if file.is_dir():  # of a client that is called so, from an earlier version
+        file = file.with_name(f".{NAME_FILE}")
     try:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -155,6 +158,8 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
 def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
     """This client's folder below `state`, for one process at a time."""
     folder = Path(config.state) / name
+    if name == NAME_FILE and not folder.is_dir():
+        folder = folder.with_name(f"%{name}")  # which no client is called
     with ExitStack() as stack:
         try:
             make_private_folder(folder)

@@ -108,8 +108,9 @@ def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]], y_title: str) -> Fig
             x, y = zip(*pairs, strict=True)
             look = _look(number)
             panel.scatter(
-                x, y, label=name, color=look["color"], marker=str(look["marker"]), s=36, alpha=0.85
-            )
+                x, y, label=_in_legend(name), color=look["color"], marker=str(look["marker"]),
+                s=36, alpha=0.85,
+            )  # fmt: skip
         _finish(panel, title, "score (align + 0.2 unif), without labels", y_title)
     _legend(figure)
     return figure
@@ -125,7 +126,9 @@ def draw_embeddings(embeddings: Mapping[str, Embedding]) -> Figure:
         for label, name in enumerate(classes):
             chosen = points[labels == label]
             colour = PALETTE[label % len(PALETTE)]
-            panel.scatter(*chosen.T, s=5, color=colour, alpha=0.75, linewidths=0, label=name)
+            panel.scatter(
+                *chosen.T, s=5, color=colour, alpha=0.75, linewidths=0, label=_in_legend(name)
+            )
         panel.set_title(title, loc="left", color=INK, fontsize=11)
         panel.set(xticks=[], yticks=[])
         for spine in panel.spines.values():
@@ -175,7 +178,7 @@ def _curve(
 def _plot(panel: Axes, points: Sequence[tuple[float, float]], name: str, number: int) -> None:
     if points:
         look = _look(number) | ({"marker": ""} if len(points) > 25 else {})
-        panel.plot(*zip(*points, strict=True), label=name, **look)
+        panel.plot(*zip(*points, strict=True), label=_in_legend(name), **look)
 
 
 Record = Mapping[str, object]
@@ -221,6 +224,11 @@ def _finish(panel: Axes, title: str, x_title: str, y_title: str) -> None:
     panel.set_ylabel(y_title, color=INK)
     if not panel.has_data():
         panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, color=QUIET, ha="center")
+
+
+def _in_legend(name: str) -> str:
+    """The label of a class or run: matplotlib leaves out those that begin with `_`."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def _legend(figure: Figure, **options: Any) -> None:

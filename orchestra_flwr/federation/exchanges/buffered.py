@@ -205,7 +205,9 @@ class Buffered(Asynchronous, Exchange):
                     for record in records
                     if (found := record.get("exchange"))
                 }
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError,
+            ) as error:  # fmt: skip
                 raise ConfigError(
                     f"exchange.replay={path}: is no run of exchange=buffered: {error}"
                 ) from None

@@ -16,6 +16,7 @@ from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state
+from orchestra_flwr.privacy.secure_sums import MOST_CLIENTS
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
 
@@ -37,6 +38,7 @@ class Cohorts:
         learner = self.federation.models.learner
         self._capacity = learner.capacity  # clients of a run at most; None: any number
         self._keep_state = keeps_state(self._config, learner) or self._exchange.remembers
+        self._sum_is_full = False  # whether a person knows that more clients are here
         self._over_capacity: set[str] = set()  # clients for whom there was no number any more
         self._capped: set[str] = set()  # clients of which a person knows that not all images count
 
@@ -102,6 +104,11 @@ class Cohorts:
         ):
             return tuple(recorded)
         size = min(len(nodes), self._config.federation.asked(len(nodes) + busy))
+        if self._config.privacy.secure_aggregation and size > MOST_CLIENTS:
+            if not self._sum_is_full:
+                self._sum_is_full = True
+                self.message(f"a round asks {MOST_CLIENTS:,} clients: no more fit into a sum")
+            size = MOST_CLIENTS
         return draw_cohort(nodes, size, cohort_seed(self._config, self.privacy.key), number)
 
     def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:

@@ -137,7 +137,7 @@ class EncoderDelivery:
         deadline = time.monotonic() + wait
         while True:
             not_asked = answers.keys() | busy
-            here = {n: i for n, i in self.members.present().items() if n not in not_asked}
+            here = {n: i for n, i in self.members.all_present().items() if n not in not_asked}
             found = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
             if wanted := {name: here[name] for name, word in found.items() if word == WANTED}:
                 arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})

@@ -9,7 +9,9 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.federation.aggregations import held_memory
+from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.server.best_encoder import BestEncoder
@@ -27,7 +29,7 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_messages import RoundMessages
-from orchestra_flwr.federation.server.round_record import overhead, round_record
+from orchestra_flwr.federation.server.round_record import named, overhead, round_record
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import NOT_EVALUATED, Evaluated, RunEncoders
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
@@ -199,6 +201,10 @@ class _Run:
         yield from start_notes(self.config, evaluator.dataset, evaluator.batch_norm)
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
+        hostile = attackers(self.config, self.members.names)
+        if named_ones := [name for name in self.members.names if name in hostile]:
+            count = counted(len(named_ones), "client")
+            yield f"attack={self.config.attack.name}: by {count}: {named(named_ones)}"
         clients = len(self.members.names) or self.config.federation.clients
         memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         self.best.check()

@@ -185,6 +185,11 @@ class ConnectedMembers(Members):
         self._take_answers()
         return dict(self._nodes)
 
+    def all_present(self) -> Mapping[str, int]:
+        """As :meth:`present`, with those that refuse to take part."""
+        nodes = self.present()  # looks anew who refuses
+        return {**{each.who: node for node, each in self._refused.items()}, **nodes}
+
     def announce(self, frozen: str) -> None:
         """As :meth:`Members.announce`, when they are greeted."""
         self.greeting = ConfigRecord({**self.greeting, FROZEN: frozen})

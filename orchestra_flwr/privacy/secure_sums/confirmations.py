@@ -34,7 +34,7 @@ class Confirmations:
             for line in read_whole_lines(file):
                 run, round_, digest = json.loads(line)
                 self._digests[str(run), int(round_)] = str(digest)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{file}: this client's record of sums is damaged: {error}") from error
 
     def confirm(self, occasion: Occasion, survivors: Sequence[str]) -> None:

@@ -100,7 +100,7 @@ def test_sizes_are_equal_to_one_image():
     assert sorted(sizes) == [111] * 5 + [112] * 4
 
 
-@pytest.mark.parametrize("alpha", [1e-300, 1e-12])
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-12])
 def test_alpha_near_0_gives_one_class_to_a_client(alpha):
     counts = _counts(10, 20, 2000, alpha, 5)
     assert np.all((counts > 0).sum(axis=1) == 1)

@@ -107,9 +107,9 @@ def test_a_smaller_number_of_groups_is_among_the_larger(config):
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
-        ("file,kind\na/0.png,x\n", {}, "has no column label; its first line must name "),
-        ("Datei;label\na/0.png;x\n", {}, "has no column file; .*, and names datei, label$"),
-        (LINES, {"group": "user"}, "has no column user; .* names file, label, camera"),
+        ("file,kind\na/0.png,x\n", {}, r"has no column label \(data\.label=label\); its first "),
+        ("Datei;label\na/0.png;x\n", {}, r"has no column file \(data\.file=file\); .*, label$"),
+        (LINES, {"group": "user"}, r"has no column user \(data\.group=user\); .* label, camera"),
         ("file,label\na/0.png,x\n0,y\n", {}, "line 3: 0 is listed twice"),
         ("file,label\nz/9.png,x\n", {}, r"lists no image below data\.root=.*, such as z/9\.png"),
         ("file,label\n,x\n", {}, "line 2 has no file"),

@@ -78,8 +78,8 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
 
 @pytest.mark.slow
 def test_a_client_that_comes_after_the_run_gets_its_encoder(machines):
-    machines.make_photos(a=32, b=32, c=32)
-    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b,c")
+    machines.make_photos(a=32, b=32, c=32, d=32)
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b,c,d")
     folder = machines.folder / "runs"
     command = [sys.executable, "run_server.py", f"port={machines.port}", f"queue={folder}"]
     server = machines.start(*command, f"security={machines.security}")
@@ -99,6 +99,8 @@ def test_a_client_that_comes_after_the_run_gets_its_encoder(machines):
     assert "run 0001: its encoder goes to b" in server.text
     machines.client("c").wait_for("the encoder is here")  # which no run has met
     assert "run 0001: its encoder goes to c" in server.text
+    machines.client("d", "data.limit=7").wait_for("the encoder is here")  # too few to take part
+    server.wait_for("client d is refused: too_few_images")
     summary = json.loads((folder / "0001" / "run" / "summary.json").read_text())
     assert summary["rounds"] == 4
     server.send(signal.SIGTERM)

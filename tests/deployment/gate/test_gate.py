@@ -523,6 +523,19 @@ def test_a_reply_has_a_budget(client, superlink, test):
     assert send(PUSH, bytes(MIB)) == 200
 
 
+def test_messages_of_clients_with_ever_new_keys_are_forgotten(client, superlink, monkeypatch, test):
+    """A client without keys makes a new one whenever it connects."""
+    monkeypatch.setattr(forward, "MOST", 2)
+
+    def pull(name):
+        return client.request("POST", PULL, b"x", key_header(name.encode() + KEY))[1]
+
+    superlink.answers[PULL] = (200, b"a message")
+    assert [pull(name) for name in ("one", "two", "one", "three")] == [b"a message"] * 4
+    superlink.answers[PULL] = (200, b"")
+    assert [pull(name) for name in ("one", "two", "three")] == [b"a message", b"", b"a message"]
+
+
 def test_what_is_not_stored_costs_nothing(client, superlink, test):
     key = key_header(b"unlucky " + KEY)
     assert client.request("POST", PULL, b"x", key)[0] == 200

@@ -1,6 +1,7 @@
 """Certificates as OpenSSL, HTTP clients and gRPC see them, and every way to get them wrong."""
 
 import http.server
+import os
 import re
 import shutil
 import socket
@@ -356,6 +357,7 @@ def forge(folder: Path) -> None:
         ),
         (lambda s: write_authority(s, day(-4000)), r"ca\.crt expired on .* new folder"),
         (lambda s: replace_by_folder(s / "server.key"), r"server\.key cannot be read: Is a dir"),
+        (lambda s: replace_by_pipe(s / "server.crt"), r"server\.crt is a named pipe, no file"),
     ],
 )
 def test_server_files_refuses_what_does_not_work_and_says_how_to_mend_it(security, spoil, expected):
@@ -363,6 +365,11 @@ def test_server_files_refuses_what_does_not_work_and_says_how_to_mend_it(securit
     with pytest.raises(ConfigError, match=expected) as caught:
         server_files(security)
     assert "\n" not in str(caught.value)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def encrypt(path: Path) -> None:

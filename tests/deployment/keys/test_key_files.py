@@ -155,7 +155,7 @@ WRITE = key_files.write_atomically
 OPERATIONS = [
     (Path, "mkdir"),
     (key_files, "write_atomically"),
-    (key_files, "_name_new"),
+    (key_files, "name_new"),
     (Path, "replace"),
 ]
 FULL = OSError(errno.ENOSPC, "No space left on device")

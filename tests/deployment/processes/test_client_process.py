@@ -31,6 +31,21 @@ def photos(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize("names", [["name=name", "name=null"], ["name=null", "name=name"]])
+def test_a_client_may_be_called_like_the_file_of_names(
+    tmp_path, photos, monkeypatch, capsys, names
+):
+    def start(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_process.Supernode, "start", start)
+    keys = ["server=127.0.0.1:1", "security=none", "device=cpu", f"data.root={photos}"]
+    for name in names * 2:
+        with pytest.raises(KeyboardInterrupt):
+            run_client(load(ClientConfig, [*keys, name, f"state={tmp_path / 'state'}"]))
+    assert len([each for each in (tmp_path / "state").iterdir() if each.is_dir()]) == 2
+
+
 def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch, capsys):
     class Supernode:
         socket, trouble = None, ""

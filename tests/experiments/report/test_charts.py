@@ -1,8 +1,9 @@
 """Charts, looked into."""
 
+import numpy as np
 import pytest
 
-from orchestra_flwr.experiments.report.charts import draw_progress
+from orchestra_flwr.experiments.report.charts import draw_embeddings, draw_progress
 from orchestra_flwr.experiments.results.runs import read_run
 
 ROUND = {"loss": {"total": 1.0}, "scores": {"target": {"knn": 0.5}}, "seconds": 3.0}
@@ -24,3 +25,11 @@ def test_the_legend_is_inside_and_the_panels_have_room(count, name, make_run):
     for panel in figure.axes:
         assert panel.get_window_extent().height > 1.5 * figure.dpi  # inches
         assert panel.get_window_extent().y0 > box.y1
+
+
+def test_names_that_begin_with_an_underscore_are_in_the_legend(make_run):
+    run = read_run(make_run("run", {}, metrics=[ROUND, ROUND]))
+    embedding = (np.eye(2), np.arange(2), ("_ant", "bee"))
+    for figure in (draw_progress({"_ant": [run], "bee": [run]}), draw_embeddings({"a": embedding})):
+        (legend,) = figure.legends
+        assert [text.get_text().strip() for text in legend.get_texts()] == ["_ant", "bee"]

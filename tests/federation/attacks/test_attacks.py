@@ -99,3 +99,11 @@ def test_the_mean_is_the_default_and_has_its_bits(tiny, tmp_path, federate):
         for name, line in {"default": [], "mean": ["aggregation=mean", "attack=none"]}.items()
     ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_the_first_lines_of_a_run_name_its_attackers(tiny, federate, capsys):
+    config = tiny("federation.rounds=1", "attack=sign_flip", "attack.clients=2")
+    federate(config, evaluate=False, shown="plain")
+    clients = ["0", "1", "2", "3"]
+    names = ", ".join(sorted(attackers(config, clients)))
+    assert f"attack=sign_flip: by 2 clients: {names}\n" in capsys.readouterr().out

@@ -201,6 +201,7 @@ def test_a_server_of_real_clients_takes_no_recorded_order():
         ("no json", "is no run of exchange=buffered"),
         ("[]", "is no run of exchange=buffered"),
         ('{"round": 1, "exchange": {"cluster": 1}}', "is no run of exchange=buffered"),
+        ('{"round": 1, "exchange": {"arrivals": [["a", Infinity]]}}', "is no run of exchange="),
         ('{"round": 1}', "records no arrivals of round 1"),
         ('{"round": 1, "exchange": {"arrivals": [["x", 0]]}}', "round 1: client x with"),
         (

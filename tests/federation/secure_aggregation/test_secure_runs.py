@@ -13,6 +13,7 @@ from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
 from orchestra_flwr.federation.secure_aggregation import ring_codec
+from orchestra_flwr.federation.server import cohorts
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
 from tests.federation.conftest import scrambled
@@ -54,6 +55,14 @@ def federate(federate):
 @pytest.fixture
 def plain(tiny, federate):
     return lambda app=client_app, *more: federate(tiny(*SIMCLR, *more), app=app)
+
+
+def test_no_more_clients_are_asked_than_a_sum_may_have(tiny, federate, monkeypatch, capsys):
+    """More may join a real server than its configuration speaks of."""
+    monkeypatch.setattr(cohorts, "MOST_CLIENTS", 4)
+    run = federate(tiny(*SECURE, "federation.rounds=2"), shown="plain")
+    assert [r["clients"]["cohort"] for r in run.records[1:]] == [4, 4]
+    assert capsys.readouterr().out.count("a round asks 4 clients: no more fit into a sum") == 1
 
 
 @pytest.mark.parametrize(("wire", "apart"), [("float32", 2e-5), ("int8", 5e-3)])

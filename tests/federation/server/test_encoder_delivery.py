@@ -33,7 +33,7 @@ class Network:
     def some_are_new(self):
         return self.looks < self.new_until
 
-    def present(self):
+    def all_present(self):
         self.looks += 1
         return {n: i for n, i in self.nodes.items() if self.away_until.get(n, 0) <= self.looks}
 

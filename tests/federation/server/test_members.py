@@ -232,6 +232,17 @@ def test_a_client_that_refused_is_asked_again_less_and_less_often(
     assert said[-1] == "client a joined with 20 images"
 
 
+def test_one_that_refused_is_present_for_what_is_no_training(network, members):
+    network.join(1, "a", registered="a", refusal="too_few_images")
+    network.join(2, "b", registered="b")
+    network.join(3, "c", registered="d")
+    here = members()
+    assert here.present() == {"b": 2}
+    assert here.all_present() == {"b": 2, "a": 1, "d": 3}
+    network.nodes.pop(1)
+    assert here.all_present() == {"b": 2, "d": 3}
+
+
 def test_an_unanswered_question_to_one_that_refused_holds_up_nobody(network, members, monkeypatch):
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
