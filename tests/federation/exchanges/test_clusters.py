@@ -99,7 +99,9 @@ def test_as_many_fixed_clusters_as_clients_are_local_training(toy, federate):
     assert not (run.folder.clients).exists()  # nobody has to choose, so nobody keeps anything
 
 
-@pytest.mark.parametrize("start", ["grouped", "random", "same"])
+@pytest.mark.parametrize(
+    "start", ["grouped", *(pytest.param(s, marks=pytest.mark.slow) for s in ("random", "same"))]
+)
 def test_one_cluster_is_fedavg_bit_for_bit(tiny, tmp_path, federate, start):
     """Also for clients that come later, whose target the server has."""
     overrides = ("method=byol", "federation.participation=0.5", "federation.rounds=3",
@@ -456,7 +458,9 @@ def test_centroids_that_too_few_sent_are_missed_in_other_words(tiny, federate, w
     )
 
 
-@pytest.mark.parametrize("merging", ["fedbn", "fedu", "fedema"])
+@pytest.mark.parametrize(
+    "merging", ["fedema", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedbn", "fedu"))]
+)
 def test_it_works_with_every_merging_policy(tiny, tmp_path, federate, merging):
     config = tiny("method=byol", f"merging={merging}", "exchange=clusters",
                   "exchange.warm_rounds=1", "federation.rounds=3", "federation.wire=int8",

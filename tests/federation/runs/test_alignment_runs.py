@@ -28,7 +28,7 @@ def test_a_weight_of_0_leaves_bits_and_bytes(run):
 
 @pytest.mark.parametrize(
     "merging",
-    ["fedu", "fedbn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("replace", "fedema"))],
+    ["fedu", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedbn", "replace", "fedema"))],
 )
 def test_it_works_with_every_merging_policy(run, merging):
     overrides = ("method=byol", f"merging={merging}", "federation.wire=int8")

@@ -131,7 +131,9 @@ def test_the_order_of_a_run_is_recorded_and_its_replay_has_the_same_bits(federat
 FOUR = ("federation.rounds=4", "evaluation.every=9")
 
 
-@pytest.mark.parametrize("options", [["federation.wire=int8"], []])
+@pytest.mark.parametrize(
+    "options", [["federation.wire=int8"], pytest.param([], marks=pytest.mark.slow)]
+)
 def test_a_method_with_contributions_and_statistics_can_be_killed_and_replayed(
     federate, tiny, tmp_path, options, watched
 ):

@@ -65,7 +65,10 @@ def frozen_of(run, config):
     return schema.views(np.array(store.load(store.digest)))
 
 
-@pytest.mark.parametrize("overrides", RUNS)
+@pytest.mark.parametrize(
+    "overrides",
+    [*RUNS[:5], *(pytest.param(each, marks=pytest.mark.slow) for each in RUNS[5:])],
+)
 def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, overrides):
     if "adaptation=lora" in overrides:
         pytest.importorskip("peft", reason="needs the extra timm")

@@ -153,7 +153,7 @@ def test_each_clients_own_model_on_its_own_classes(config, federate):
     assert read_run(run.folder.path).measure("own_accuracy") == own["accuracy"]["mean"]
 
 
-@pytest.mark.parametrize("method", ["simclr", "dino"])
+@pytest.mark.parametrize("method", ["simclr", pytest.param("dino", marks=pytest.mark.slow)])
 def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, method):
     """For any method: fitted by hand to the images that the seed draws, and judged the same way."""
     chosen = config(f"method={method}", "partition=dirichlet", "evaluation.clients=true",

@@ -96,8 +96,7 @@ OTHERS = (  # methods with a target of each client's own, and with a queue that 
     ("policy", "killed"),
     [
         (POLICIES[0], 3),
-        (POLICIES[1], 2),
-        *(pytest.param(other, 2, marks=pytest.mark.slow) for other in OTHERS),
+        *(pytest.param(other, 2, marks=pytest.mark.slow) for other in (POLICIES[1], *OTHERS)),
     ],
 )
 def test_killed_and_resumed_it_ends_in_the_same_bits(config, tmp_path, policy, killed):
@@ -122,7 +121,7 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(config, tmp_path, policy, k
     assert told(whole) == told(folder)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [POLICIES[1], pytest.param(POLICIES[0], marks=pytest.mark.slow)])
 def test_the_policy_makes_a_difference(config, tmp_path, policy):
     _, stateful = run(config(*policy))
     _, replaced = run(config(f"run_dir={tmp_path / 'replaced'}"))
