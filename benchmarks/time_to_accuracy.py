@@ -29,9 +29,9 @@ from orchestra_flwr.training import build_learner, keep_freed_memory, train_roun
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results"
 RUNS = {
-    "SimCLR, 10,000 photographs": "medium/simclr-40-rounds",
+    "SimCLR, 10,000 photographs": "medium/simclr-100-rounds",
     "SimCLR, 50,000 photographs": "medium/simclr-all-photographs",
-    "Orchestra, 10,000 photographs": "medium/orchestra-40-rounds",
+    "Orchestra, 10,000 photographs": "medium/orchestra-100-rounds",
     "Orchestra, 50,000 photographs": "medium/orchestra-all-photographs",
     "SimCLR from a pretrained network, 2,000 photographs": "pretrained/simclr-norms",
 }
