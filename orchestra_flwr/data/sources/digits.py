@@ -30,6 +30,7 @@ class Digits(Source):
 
     def load(self) -> Dataset:
         """Reads them from the installed scikit-learn."""
+        require("data=digits, data=affine_digits", "server", "sklearn")
         grays, labels = _read()
         values = np.round(grays * (255 / HIGHEST_VALUE)).astype(np.uint8)
         names = tuple(map(str, range(self.classes)))
@@ -58,7 +59,6 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
     The file alone is read, because every worker does so: importing scikit-learn, and with it scipy,
     takes seconds.
     """
-    require("data=digits, data=affine_digits", "server", "sklearn")
     spec = find_spec("sklearn")
     for folder in (spec and spec.submodule_search_locations) or ():
         if (file := Path(folder) / FILE).is_file():

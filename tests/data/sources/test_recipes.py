@@ -141,6 +141,7 @@ def test_a_run_on_several_labels_has_a_mean_average_precision(
         *(f"data.cache={tmp_path / 'cache'}", "data.image_size=8", f"run_dir={tmp_path / 'run'}"),
         *("federation.clients=2", "federation.participation=1", "federation.rounds=1"),
         *("model=convnet_16", "training.local_epochs=1", "logging.progress=plain"),
+        "evaluation.probe=converged",
     ]
     assert main(run) == 0
     summary = Result(tmp_path / "run").summary

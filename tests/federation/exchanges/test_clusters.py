@@ -417,7 +417,8 @@ def test_each_client_is_judged_on_its_own_classes_by_its_clusters_model(tiny, tm
     """The paper's measure: each local data set is tested with its cluster's model."""
     config, run = run_of_three(tiny, tmp_path, federate, "exchange.warm_rounds=1",
                                "federation.rounds=2", "evaluation.every=2", "partition=dirichlet",
-                               "evaluation.clients=true", evaluate=True)  # fmt: skip
+                               "evaluation.clients=true", "evaluation.probe=converged",
+                               evaluate=True)  # fmt: skip
     population, expected = load_population(config), []
     train, test = population.dataset.train, population.dataset.test
     for name, members in run.records[-1]["exchange"]["members"].items():

@@ -175,11 +175,11 @@ def test_frozen_statistics_are_those_of_every_score(tiny):
 
 def test_test_images_of_other_classes_are_evaluated_but_by_the_classifier(tiny):
     """A real server's labelled images may have a class that no client learns."""
-    config = tiny("method=supervised", "method.classes=[a,b]")
+    config = tiny("method=supervised", "method.classes=[a,b]", "evaluation.probe=converged")
     method = build_learner(config, 1).method
     scores = Evaluator(config, load_dataset(config.data)).scores(method)["online"]
     assert scores.keys() == SCORES
-    named = tiny("method=supervised")
+    named = tiny("method=supervised", "evaluation.probe=converged")
     method = build_learner(named, 1).method
     scores = Evaluator(named, load_dataset(named.data)).scores(method)["online"]
     assert scores.keys() == SCORES | {"accuracy"}
