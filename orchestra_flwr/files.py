@@ -1,5 +1,6 @@
 """Writing files that a crash, a kill or a full disk cannot leave half-written."""
 
+import errno
 import glob
 import json
 import os
@@ -23,6 +24,34 @@ def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> Non
     """
     with replacing(path, mode=mode) as temporary:
         temporary.write_bytes(data)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Writes a file that is not there yet in one step: who looks meanwhile sees all of it or none.
+
+    Raises:
+        OSError: names `path`; a FileExistsError where it is there, which then stays as it is.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with naming(path):
+        try:
+            write_atomically(temporary, data)
+            name_new(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def name_new(temporary: Path, path: Path) -> None:
+    """Gives a whole file its name, unless one has it: a FileExistsError, or another OSError."""
+    # A link fails where the name is taken, a rename would replace what is there.
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links (FAT, some network shares)
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        temporary.rename(path)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from orchestra_flwr.files import (
     read_whole_lines,
     replacing,
     write_atomically,
+    write_new,
 )
 
 
@@ -44,6 +45,17 @@ def half_is_written(self, data):
     with self.open("wb") as file:
         file.write(data[: len(data) // 2])
     disk_is_full()
+
+
+def test_what_is_there_is_not_written_anew(path, monkeypatch):
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="cannot be written"):
+            write_new(path, b"new")
+        monkeypatch.setattr(Path, "hardlink_to", disk_is_full)  # nor where there are no links
+    other = path.with_name("other")
+    write_new(other, b"new")
+    assert (path.read_bytes(), other.read_bytes()) == (b"old", b"new")
+    assert names(path.parent) == ["other", path.name]
 
 
 def test_bytes_replace_older_ones(path):

@@ -9,7 +9,6 @@ done twice, so nothing has to be locked.
 
 import itertools
 import os
-import secrets
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +26,8 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.deployment.keys.key_files import name_new
 from orchestra_flwr.deployment.server_config import DISPLAY, OF_THE_SERVER, ServerConfig
-from orchestra_flwr.files import at_home, make_private_folder, naming, write_atomically
+from orchestra_flwr.files import at_home, make_private_folder, write_atomically, write_new
 from orchestra_flwr.folder_lock import is_locked
 
 CONFIGURATION, RUN, ENDED = "run.yaml", "run", "ended"
@@ -76,18 +74,12 @@ class QueuedRun:
         Raises:
             OSError: it cannot be written.
         """
-        path = self.path / ENDED
-        temporary = path.with_name(f".{ENDED}.{secrets.token_hex(4)}")
         # It may hold names of files, which need not be UTF-8.
         text = printable(" ".join(state.split()))[:MAX_REASON] + "\n"
         try:
-            with naming(path):
-                write_atomically(temporary, text.encode())
-                name_new(temporary, path)  # whole from the start: others read it meanwhile
+            write_new(self.path / ENDED, text.encode())
         except FileExistsError:
             return False
-        finally:
-            temporary.unlink(missing_ok=True)
         return True
 
     def config(self, server: ServerConfig) -> ServerConfig:

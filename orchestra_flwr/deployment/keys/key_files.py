@@ -1,6 +1,5 @@
 """Reading and writing key files: modes right from the start, nothing overwritten by chance."""
 
-import errno
 import logging
 import os
 import secrets
@@ -11,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import make_private_folder, naming, sync_folder, write_atomically
+from orchestra_flwr.files import (
+    make_private_folder,
+    name_new,
+    naming,
+    sync_folder,
+    write_atomically,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -104,16 +109,3 @@ def _make_folder(folder: Path, made: list[Path]) -> None:
         with naming(folder):
             make_private_folder(folder)
         made.append(folder)
-
-
-def name_new(temporary: Path, path: Path) -> None:
-    """Gives a whole file its name, unless one has it: a FileExistsError, or another OSError."""
-    # A link fails where the name is taken, a rename would replace what is there.
-    try:
-        path.hardlink_to(temporary)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links (FAT, some network shares)
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-        temporary.rename(path)

@@ -201,10 +201,10 @@ class _Run:
         yield from start_notes(self.config, evaluator.dataset, evaluator.batch_norm)
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
-        hostile = attackers(self.config, self.members.names)
-        if named_ones := [name for name in self.members.names if name in hostile]:
-            count = counted(len(named_ones), "client")
-            yield f"attack={self.config.attack.name}: by {count}: {named(named_ones)}"
+        if attacking := attackers(self.config, self.members.names):
+            names = named([name for name in self.members.names if name in attacking])
+            count = counted(len(attacking), "client")
+            yield f"attack={self.config.attack.name}: by {count}: {names}"
         clients = len(self.members.names) or self.config.federation.clients
         memory = held_memory(self.config, self.models.schemas.shared.size, clients)
         self.best.check()

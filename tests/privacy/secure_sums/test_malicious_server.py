@@ -315,9 +315,10 @@ def test_the_same_round_with_another_cohort_is_never_confirmed(tools, tmp_path):
     file.write_text(whole + '["run", 3')  # the machine was switched off while it wrote
     Confirmations(file)
     assert file.read_text() == whole
-    file.write_text("[]\n")
-    with pytest.raises(ValueError, match="record of sums is damaged"):
-        Confirmations(file)
+    for damaged in ("[]\n", '["run", Infinity, ""]\n'):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match="record of sums is damaged"):
+            Confirmations(file)
 
 
 @pytest.mark.parametrize("long", [{"run": "r" * 65}, {"attempt": "a" * 65}])
