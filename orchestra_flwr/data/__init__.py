@@ -1,6 +1,6 @@
 """Images: sources, their partition over clients, shifts, batches and augmentation."""
 
-from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, augment
+from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, Views, augment
 from orchestra_flwr.data.batches import epoch_batches
 from orchestra_flwr.data.image_files.class_folders import survey
 from orchestra_flwr.data.images import (
@@ -33,6 +33,7 @@ __all__ = [
     "Recipe",
     "Shift",
     "Source",
+    "Views",
     "augment",
     "balanced_subset",
     "class_counts",

@@ -117,7 +117,8 @@ def sample_parameters(
         generator: its device is the parameters'.
     """
     device = generator.device
-    low, high, spread = _limits(tuple(recipes), batch, device)
+    limits = _limits(tuple(recipes), device)
+    low, high, spread = (limit.repeat_interleave(batch, dim=0) for limit in limits)
     uniform = torch.rand(len(low), _COLUMNS + 2 * CROP_TRIES, generator=generator, device=device)
     draws, tries = uniform[:, :_COLUMNS], uniform[:, _COLUMNS:]
     values = low + draws * spread
@@ -149,13 +150,11 @@ _COLUMNS = 18
 
 
 @lru_cache(maxsize=32)
-def _limits(
-    recipes: tuple[Recipe, ...], batch: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def _limits(recipes: tuple[Recipe, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The least and largest value of every column, and their difference, on the device.
 
     Returns:
-        Three (recipes * batch, columns).
+        Three (recipes, columns).
     """
     limits = torch.zeros(len(recipes), 2, _COLUMNS)
     limits[:, 1, _TOP:] = 1
@@ -171,7 +170,7 @@ def _limits(
         row[1, _TURNS] = 4.0 * recipe.rotate
         # No crop: one so large that no try fits, and then the whole image is taken.
         row[:, _SCALE] = torch.tensor(recipe.crop_scale or (9.0, 9.0))
-    low, high = limits.repeat_interleave(batch, dim=0).unbind(dim=1)
+    low, high = limits.unbind(dim=1)
     # Copies are the last step: no thread sees what another one's stream has not made yet.
     return low.to(device), high.to(device), (high - low).to(device)
 

@@ -4,11 +4,14 @@ A step of a small batch leaves a large GPU idle most of the time; steps of sever
 Each client computes what it computes alone, to the same bits.
 """
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
+
+_THREAD = threading.local()
 
 
 @contextmanager
@@ -18,14 +21,20 @@ def client_threads(count: int, device: torch.device) -> Iterator[ThreadPoolExecu
     Args:
         count: threads, at least 1.
     """
-    pool = ThreadPoolExecutor(count, "client", _on_own_stream, (device,))
+    pool = ThreadPoolExecutor(count, "client", _begin, (device,))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _on_own_stream(device: torch.device) -> None:
+def is_beside_others() -> bool:
+    """Whether this thread is one of them."""
+    return getattr(_THREAD, "beside_others", False)
+
+
+def _begin(device: torch.device) -> None:
     """Has all that this thread computes on a GPU wait for nobody else's."""
+    _THREAD.beside_others = True
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 _ONE_CAPTURE = threading.Lock()  # torch's own generator takes part in each, and only in one at once
+_OF_THREAD = threading.local()
 
 
 class CapturedStep:
@@ -48,15 +49,40 @@ class CapturedStep:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
+        _recorder(rows.device).record(graph, lambda: self._step(rows))
+        return graph, rows
+
+
+class _Recorder:
+    """Records a thread's graphs, one after the other, of which one at a time is replayed.
+
+    All have the same memory. With its own each would wait for the driver, for dozens of pieces.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+        self._keeper = torch.cuda.CUDAGraph()  # torch forgets memory that is no graph's
+        self.record(self._keeper, lambda: torch.zeros(1, device=device))
+
+    def record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
+        """Has a graph hold what `work` does on the current GPU."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
         # Not by `torch.cuda.graph`, which waits for the whole GPU and gives its free memory back:
         # clients in other threads would stand still.
-        with _ONE_CAPTURE, torch.cuda.stream(side):
-            graph.capture_begin(capture_error_mode="thread_local")
+        with _ONE_CAPTURE, torch.cuda.stream(self._stream):
+            graph.capture_begin(self._memory, capture_error_mode="thread_local")
             try:
-                self._step(rows)
+                work()
             finally:
                 graph.capture_end()
-        current.wait_stream(side)
-        return graph, rows
+        current.wait_stream(self._stream)
+
+
+def _recorder(device: torch.device) -> _Recorder:
+    """This thread's."""
+    recorders: dict[torch.device, _Recorder] = _OF_THREAD.__dict__.setdefault("recorders", {})
+    if device not in recorders:
+        recorders[device] = _Recorder(device)
+    return recorders[device]

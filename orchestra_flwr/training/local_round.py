@@ -15,6 +15,7 @@ from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.cuda_graph import CapturedStep
 from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.step import BatchMaker, LocalStep
+from orchestra_flwr.training.views_ahead import ViewsAhead
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def train_round(
     received = _received(received, learner.needs_received, images, labels, seed)
     learner.train()
     learner.start_round(received)
-    batch_of = BatchMaker(learner.method, images, labels, config, seed)
+    make = ViewsAhead if images.is_cuda else BatchMaker
+    batch_of = make(learner.method, images, labels, config, seed)
     step = LocalStep(learner, batch_of, config)
     train_step: Callable[[Tensor], None] = step
     if optimizer_state is not None:
@@ -81,7 +83,7 @@ def train_round(
         train_step = CapturedStep(step, batch_of.generators)
     for epoch, batches in enumerate(_epochs(images, training, seed, training.local_epochs)):
         step.start_epoch(seed.round, epoch)
-        for rows in batches:
+        for rows in batch_of.in_steps(batches):
             train_step(rows)
         steps += len(batches)
     losses, measures = step.losses(steps), step.measures()

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from orchestra_flwr.training.client_threads import is_beside_others
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt
 NEVER = 2**31 - 1
 
@@ -24,7 +26,12 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Gives all freed memory back: to the system, and to a GPU's other processes."""
+    """Gives all freed memory back: to the system, and to a GPU's other processes.
+
+    Not beside other threads' clients, who would all wait for it, and take it again at once.
+    """
+    if is_beside_others():
+        return
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     if hasattr(_libc(), "malloc_trim"):

@@ -1,14 +1,15 @@
 """One step of local training: views of some images, their loss, an update."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import Recipe, augment
+from orchestra_flwr.data import Recipe, Views, augment
 from orchestra_flwr.methods import Batch, ClipsGradients, Method, sees_labels
 from orchestra_flwr.models import normalise
 from orchestra_flwr.models.precision import passes_in
@@ -51,10 +52,24 @@ class BatchMaker:
 
     def __call__(self, rows: Tensor) -> Batch:
         """The batch of the (B,) chosen images."""
+        views = self._views(rows)
+        return self._batch(rows, views.images, views.rotations)
+
+    def in_steps(self, batches: Sequence[Tensor]) -> Iterable[Tensor]:
+        """For each of these (B,) batches of images in turn, what makes it when it is called."""
+        return batches
+
+    def _views(self, rows: Tensor) -> Views:
+        """Normalised views of the (n,) chosen images."""
         views = augment(self._images[rows], self._recipes, self._augment, self._view_size)
         normalised = tuple(normalise(view, self._normalisation) for view in views.images)
+        return replace(views, images=normalised)
+
+    def _batch(
+        self, rows: Tensor, views: tuple[Tensor, ...], rotations: tuple[Tensor | None, ...]
+    ) -> Batch:
         labels = None if self._labels is None else self._labels[rows]
-        return Batch(rows, normalised, views.rotations, self._loss, labels)
+        return Batch(rows, views, rotations, self._loss, labels)
 
 
 def _recipes(method: Method, config: Config) -> list[Recipe]:

@@ -39,7 +39,7 @@ from orchestra_flwr.federation.population import (
 )
 from orchestra_flwr.files import folder_name
 from orchestra_flwr.methods import labels_for
-from orchestra_flwr.training import resolve_device
+from orchestra_flwr.training import Learner, build_learner, resolve_device
 
 app = ClientApp()
 _LOADING = threading.RLock()  # clients in threads wait for the one that reads the images
@@ -101,6 +101,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
         own_classes=own,
         personal=None if classes is None else classes[indices],
         frozen_store=FrozenStore(Path(str(task[FROZEN_FOLDER]))) if FROZEN_FOLDER in task else None,
+        untrained=_untrained(config_json),
     )
 
 
@@ -123,6 +124,18 @@ def _load(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
     labels = labels_for(config, train)
     labels = None if labels is None else labels.to(device)
     return config, population, train.images.to(device), labels
+
+
+def _untrained(config_json: str) -> Learner:
+    """What each client begins with, on the device; built once a process and run."""
+    with _LOADING:
+        return _built(config_json)
+
+
+@lru_cache(maxsize=1)
+def _built(config_json: str) -> Learner:
+    config, _, images, _ = _load(config_json)
+    return build_learner(config, images.shape[1]).to(images.device)
 
 
 @contextlib.contextmanager

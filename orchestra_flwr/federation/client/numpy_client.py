@@ -1,5 +1,6 @@
 """The federated client: shared and server state in, trained state and contributions out."""
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -24,6 +25,7 @@ from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.privacy.updates import clipped_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
+    Learner,
     LocalResult,
     build_learner,
     keep_freed_memory,
@@ -74,6 +76,7 @@ class OrchestraClient(NumPyClient):
     # UNLABELLED where there is none; None: the accuracy is not to leave the client.
     personal: Tensor | None = None
     frozen_store: FrozenStore | None = None  # with what nobody trains, which is kept there
+    untrained: Learner | None = None  # on the images' device, to copy; None: it is built
     # Whether the noise of private releases is drawn afresh from the system, as it must be wherever
     # somebody else knows the run's seed; otherwise it follows from the seed.
     secret_noise: bool = False
@@ -87,7 +90,11 @@ class OrchestraClient(NumPyClient):
         if self.labels is not None:
             self.labels = shown_labels(config, self.labels, self.name)
         self.scoring = Scoring(config, self.name, images, self.own_classes, self.personal)
-        self.learner = build_learner(config, images.shape[1]).to(images.device)
+        self.learner = (
+            copy.deepcopy(self.untrained)
+            if self.untrained is not None
+            else build_learner(config, images.shape[1]).to(images.device)
+        )
         self._local_state_changed = False  # since the learner was built
         self._frozen = ""  # the digest of what nobody trains, where it is in the learner
         self.exchange: Exchange = config.exchange.build()

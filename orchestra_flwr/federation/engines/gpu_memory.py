@@ -21,6 +21,7 @@ from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.federation.engines.trial_step import train_a_batch
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.training import resolve_device
+from orchestra_flwr.training.views_ahead import images_at_once
 
 RESERVE = 1.15  # what is measured varies: by cuDNN's choice of algorithms, by fragmentation
 STEP = 0.01  # shares are rounded up to it: Ray counts in steps of 0.0001
@@ -62,29 +63,32 @@ def measured_share(config_json: str) -> float:
     return share_of(needed, total)
 
 
-def train_largest_batch(config: Config) -> int:
-    """A client's round with one step, on as many images as the run's largest batch holds.
+def train_largest(config: Config) -> set[int]:
+    """Clients' rounds of one epoch: of the largest batch, and of the most views made at once.
 
     On the run's device, where all images are as well, as in every worker.
 
     Returns:
-        How many images.
+        Of how many images each was.
     """
     population = load_population(config)
-    size, drop_last = config.training.batch_size, config.training.drop_last
+    training, data = config.training, config.data
     counts = [len(part) for part in population.parts.values()]
-    largest = max(max(batch_sizes(count, size, drop_last=drop_last)) for count in counts)
+    sizes = (batch_sizes(n, training.batch_size, drop_last=training.drop_last) for n in counts)
+    at_once = images_at_once(1, data.channels, data.view_size)  # methods with more views: fewer
+    trained = {max(map(max, sizes)), min(max(counts), at_once)}
     everything = population.dataset.train.to(resolve_device(config.device))
     dataset = replace(population.dataset, train=everything)
-    train_a_batch(config, replace(population, dataset=dataset), largest)
-    return largest
+    for images in sorted(trained):
+        train_a_batch(config, replace(population, dataset=dataset), images)
+    return trained
 
 
 def main() -> None:
     """Prints the bytes by which training made the GPU fuller, and the GPU's bytes."""
     config = Config.from_json(sys.stdin.read())
     free_at_first = _free_bytes()
-    train_largest_batch(config)
+    train_largest(config)
     # By the driver: context, libraries, and the blocks that torch's allocator keeps after a peak.
     free, total = torch.cuda.mem_get_info()
     print(free_at_first - free, total)

@@ -7,8 +7,9 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.engines.gpu_memory import (
     measured_share,
     share_of,
-    train_largest_batch,
+    train_largest,
 )
+from orchestra_flwr.training import views_ahead
 
 GB = 10**9
 
@@ -31,14 +32,20 @@ def test_a_client_that_does_not_fit_alone_is_refused_at_once():
         share_of(41 * GB, 40 * GB)
 
 
-@pytest.mark.parametrize(("drop_last", "images"), [(True, 16), (False, 23)])
-def test_what_is_measured_is_a_round_with_the_largest_batch(tiny, drop_last, images):
+@pytest.mark.parametrize(
+    ("limit", "drop_last", "rounds"),
+    [(23, True, {16, 23}), (23, False, {23}), (100, True, {16, 50}), (100, False, {17, 50})],
+)
+def test_what_is_measured_has_the_largest_batch_and_the_most_views(
+    tiny, monkeypatch, limit, drop_last, rounds
+):
     """Batches of nearly equal size may be larger than training.batch_size: 23 images are one."""
-    config = tiny("data.train_limit=23", "federation.clients=1", "partition=iid")
+    monkeypatch.setattr(views_ahead, "MAX_BYTES", 4 * 8 * 8 * 50)  # of 50 images with one view
+    config = tiny(f"data.train_limit={limit}", "federation.clients=1", "partition=iid")
     training = config.training.model_copy(update={"drop_last": drop_last})
-    assert train_largest_batch(config.model_copy(update={"training": training})) == images
+    assert train_largest(config.model_copy(update={"training": training})) == rounds
     with pytest.raises(ValueError):
-        train_largest_batch(tiny("method.temperature=-1"))
+        train_largest(tiny("method.temperature=-1"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
