@@ -19,10 +19,10 @@ from the seed; the moments, in milliseconds, do not. Every fault of a kind comes
 again: `faults/cases.py` lists them.
 
 The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
-outputs/faults/seed-<seed>.json. Exit code 1 if a case failed. As root, disks and their mounts are
-private to this program; otherwise the cases with full disks are left out, and without a C compiler
-those with clocks. The gate is a thread of run_server.py: it is hit with the server's process, by
-links and by requests.
+outputs/faults/seed-<seed>.json, or with kept=FOLDER there. Exit code 1 if a case failed. As root,
+disks and their mounts are private to this program; otherwise the cases with full disks are left
+out, and without a C compiler those with clocks. The gate is a thread of run_server.py: it is hit
+with the server's process, by links and by requests.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from faults.simulation import environment as alone
 
 from orchestra_flwr.reporting import environment
 
-KEPT = ROOT / "outputs" / "faults"
+KEPT = ROOT / "outputs" / "faults"  # the default of kept=
 PHOTOS = {"a": 48, "b": 37}
 SIZE = 16  # of the images that clients train on, in pixels
 
@@ -109,8 +109,8 @@ class Suite:
         disks: whether file systems can be mounted.
     """
 
-    def __init__(self, folder: Path, seed: int, *, disks: bool) -> None:
-        self.folder, self.seed, self.disks = folder, seed, disks
+    def __init__(self, folder: Path, kept: Path, seed: int, *, disks: bool) -> None:
+        self.folder, self.kept, self.seed, self.disks = folder, kept, seed, disks
         self.photos = folder / "photos"
         make_photos(self.photos, PHOTOS)
         self._references: dict[str, Path] = {}
@@ -132,7 +132,7 @@ class Suite:
         case = Case(number, kind, fault, events, problems, time.monotonic() - started)
         if case.problems:
             shutil.copytree(
-                folder, KEPT / f"seed-{self.seed}-case-{number}", dirs_exist_ok=True,
+                folder, self.kept / f"seed-{self.seed}-case-{number}", dirs_exist_ok=True,
                 ignore=_no_regular_file,
             )  # fmt: skip
         shutil.rmtree(folder, ignore_errors=True)
@@ -296,7 +296,7 @@ def options(arguments: list[str]) -> dict[str, str]:
     Raises:
         SystemExit: an unknown option.
     """
-    chosen = {"minutes": "30", "seed": "0", "case": "", "only": ""}
+    chosen = {"minutes": "30", "seed": "0", "case": "", "only": "", "kept": str(KEPT)}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in chosen or not equals:
@@ -319,11 +319,12 @@ def main() -> int:
     quiet_environment()
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    seed, only = int(chosen["seed"]), [entry for entry in chosen["only"].split(",") if entry]
+    kept, seed = Path(chosen["kept"]), int(chosen["seed"])
+    only = [entry for entry in chosen["only"].split(",") if entry]
     fault = faults_in_turn(seed, only)
     cases: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="of", ignore_cleanup_errors=True) as folder:
-        suite = Suite(Path(folder), seed, disks=disks)
+        suite = Suite(Path(folder), kept, seed, disks=disks)
         until = time.monotonic() + 60 * float(chosen["minutes"])
         number = int(chosen["case"] or 1)
         while not cases or (not chosen["case"] and time.monotonic() < until):
@@ -334,13 +335,13 @@ def main() -> int:
         ("case", "kind", "fault", "outcome", "s"),
         [(c.number, c.kind, c.fault, c.outcome, f"{c.seconds:.0f}") for c in cases],
     )
-    KEPT.mkdir(parents=True, exist_ok=True)
+    kept.mkdir(parents=True, exist_ok=True)
     lines = [{**asdict(case), "outcome": case.outcome} for case in cases]
     result = {"environment": environment(), "load": os.getloadavg(), "cases": lines}
-    (KEPT / f"seed-{seed}.json").write_text(json.dumps(result, indent=2) + "\n")
+    (kept / f"seed-{seed}.json").write_text(json.dumps(result, indent=2) + "\n")
     failed = [case for case in cases if case.outcome == "failed"]
     for case in failed:
-        print(f"\ncase {case.number}: logs in {KEPT / f'seed-{seed}-case-{case.number}'}")
+        print(f"\ncase {case.number}: logs in {kept / f'seed-{seed}-case-{case.number}'}")
         for problem in case.problems:
             print(f"  {problem}")
     print(f"\n{len(cases)} cases, {len(failed)} failed")

@@ -89,6 +89,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         super().__init__(config, channels)
         self._normalisation = config.data.normalise
         self._is_measured = config.privacy.epsilon is None
+        self._observers: list[nn.Module] = []  # a copy of the target at most; no part of the state
         model, dim = config.model, config.model.projector_dim
         self.backbone = build_backbone(model, channels)
         # In evaluation mode only the projector of what assigns is ever used.
@@ -139,6 +140,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
 
     def start_round(self, received: Received) -> None:
         """The clustering begins anew: clients are stateless."""
+        self._observers.clear()
         self.clustering.start_round(received.round, received.images, self._clean_features)
 
     def loss(self, batch: Batch) -> Step:
@@ -173,8 +175,10 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
 
     def observe(self, batch: Batch) -> None:
         """The clustering observes features of the untrained target; its statistics stay."""
+        if not self._observers:
+            self._observers.append(copy.deepcopy(self._target()))
         with torch.no_grad():
-            features = F.normalize(copy.deepcopy(self._target())(batch.views[0]), dim=1)
+            features = F.normalize(self._observers[0](batch.views[0]), dim=1)
         self.clustering.observe(batch.images, features)
 
     def end_round(self, images: Tensor, seed: ClientSeed) -> Contribution:

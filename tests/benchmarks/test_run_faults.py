@@ -533,10 +533,11 @@ def state_of(pid):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_suite_itself_does_a_fault_and_tells():
+def test_the_suite_itself_does_a_fault_and_tells(tmp_path):
     """One fault; what it finds is the suite's business, that it hits and tells is this test's."""
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "run_faults.py", "minutes=0", "seed=2", "only=link"],
+        [sys.executable, BENCHMARKS / "run_faults.py", "minutes=0", "seed=2", "only=link",
+         f"kept={tmp_path}"],
         env={k: v for k, v in os.environ.items() if k != "TMPDIR"},  # short paths, for sockets
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -546,3 +547,4 @@ def test_the_suite_itself_does_a_fault_and_tells():
     verdict = line.rpartition(": ")[2]
     assert verdict in ("ok", "failed") and done.returncode == (verdict == "failed")
     assert f"1 cases, {done.returncode} failed" in done.stdout
+    assert (tmp_path / "seed-2.json").exists()
