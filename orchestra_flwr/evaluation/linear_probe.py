@@ -114,7 +114,8 @@ def fit_linear_probe(
         labels: (N,) classes from 0; some may be missing.
         penalty: above 0. None: it is chosen among `PENALTIES` by the cross-entropy of features left
             out in 3-fold cross-validation; 1e-4 where fewer than two classes have two features.
-            Of more than 10,000 features 10,000 choose.
+            Of more than 10,000 features 10,000 choose, and the penalty is as much smaller as they
+            are fewer: scikit-learn's C is the same.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -146,7 +147,8 @@ def _chosen_penalty(
 
     From the largest penalty down, each fold's fit starts where the last one ended, until the
     cross-entropy rises. All folds share the principal axes. In a fold, which trains on fewer
-    features, a penalty is as much larger: scikit-learn's C is the same.
+    features, a penalty is as much larger: scikit-learn's C is the same. On all features that of
+    those that choose is as much smaller.
 
     Args:
         x: (N, dim) standardised features along their principal axes.
@@ -157,6 +159,7 @@ def _chosen_penalty(
         The penalty, and where the fit on all features starts: the mean of the folds' solutions.
     """
     count, classes = len(x), int(targets.max()) + 1
+    share = min(1.0, MAX_CHOOSING / count)
     if count > MAX_CHOOSING:
         drawn = torch.randperm(count, generator=torch_generator(seed, "probe", "drawn"))
         drawn = drawn[:MAX_CHOOSING].to(x.device)
@@ -189,7 +192,7 @@ def _chosen_penalty(
             break
         mean = torch.stack(weights).mean(0) / units
         best, chosen, start = loss, penalty, mean.double().cpu().numpy().reshape(-1)
-    return chosen, start
+    return chosen * share, start
 
 
 def _folds(targets: Tensor, seed: int) -> Tensor:

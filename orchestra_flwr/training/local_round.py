@@ -9,6 +9,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config, TrainingConfig
 from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.methods import Contributes, Method, Received, release_of, sees_labels
+from orchestra_flwr.models.batch_norm import without_counters
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.privacy.release import Contribution
 from orchestra_flwr.seeding import ClientSeed
@@ -82,8 +83,9 @@ def train_round(
         train_step = CapturedStep(step, batch_of.generators)
     for epoch, batches in enumerate(_epochs(images, training, seed, training.local_epochs)):
         step.start_epoch(seed.round, epoch)
-        for rows in batch_of.in_steps(batches):
-            train_step(rows)
+        with without_counters(learner):
+            for rows in batch_of.in_steps(batches):
+                train_step(rows)
         steps += len(batches)
     losses, measures = step.losses(steps), step.measures()
     learner.end_round()

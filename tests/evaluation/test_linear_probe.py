@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from orchestra_flwr.evaluation import linear_accuracy, linear_probe
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
+from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import torch_threads
 
 
@@ -188,12 +189,15 @@ def test_many_images_lose_nothing_by_the_choice():
 
 
 def test_of_many_features_some_choose(monkeypatch):
-    """The fit is of all of them."""
+    """The fit is of all of them, with the weight on each feature that those would give it."""
     train, test = wide(1800), wide(2000, seed=1)
     by_all = fit_linear_probe(*train)
     monkeypatch.setattr(linear_probe, "MAX_CHOOSING", 900)
     by_some = fit_linear_probe(*train)
     assert 0.3 < by_some.penalty / by_all.penalty < 3.4  # a step of the grid apart at most
+    drawn = torch.randperm(1800, generator=torch_generator(0, "probe", "drawn"))[:900]
+    alone = fit_linear_probe(*(x[drawn] for x in train))
+    assert by_some.penalty == pytest.approx(alone.penalty / 2)
     assert by_some.accuracy(*test) > by_all.accuracy(*test) - 0.05
     exact = fit_linear_probe(*train, by_some.penalty)
     assert by_some.loss == pytest.approx(exact.loss, abs=1e-6)

@@ -7,6 +7,7 @@ from torch import nn
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models import BatchNormPolicy, build_backbone, recalibrated
+from orchestra_flwr.models.batch_norm import without_counters
 from orchestra_flwr.training import build_learner, starting_learner
 
 CLIP = ("privacy.clip=1", "federation.weighting=uniform")
@@ -86,6 +87,18 @@ def test_earlier_statistics_leave_no_trace_and_weights_stay():
     assert all(torch.equal(one[name], two[name]) for name in one)
     weights = dict(backbone.named_parameters())
     assert all(torch.equal(one[name], weight) for name, weight in weights.items())
+
+
+def test_without_counters_all_is_as_with_them_but_no_batch_is_counted():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4, momentum=None))
+    other, images = copy.deepcopy(plain), torch.randn(3, 6, 1, 8, 8)
+    for batch in images:
+        with without_counters(other):
+            assert torch.equal(other(batch), plain(batch))
+    for name, values in plain.state_dict().items():
+        assert torch.equal(other.state_dict()[name], values) == (name != "1.num_batches_tracked")
+    assert other[1].num_batches_tracked == 0
 
 
 def test_modes_and_momenta_are_as_before():
