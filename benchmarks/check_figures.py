@@ -117,10 +117,13 @@ class _Runs:
     def after_round(self, names: Sequence[str], round_: int) -> list[float]:
         """kNN and probe of the saved backbone after a round, of the first run that has it."""
         for name in names:
-            backbone = read_json(self.folder / name / "summary.json")["backbone"]
             for record in RunFolder(self.folder / name).read_metrics():
-                if record["round"] == round_ and record.get("scores"):
-                    return [100 * record["scores"][backbone][key] for key in ("knn", "linear")]
+                if record["round"] == round_ and (scores := record.get("scores")):
+                    summary = self.folder / name / "summary.json"  # not of a run that was stopped
+                    kept = (
+                        read_json(summary)["backbone"] if summary.exists() else next(iter(scores))
+                    )
+                    return [100 * scores[kept][key] for key in ("knn", "linear")]
         return []
 
 
