@@ -101,7 +101,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
         own_classes=own,
         personal=None if classes is None else classes[indices],
         frozen_store=FrozenStore(Path(str(task[FROZEN_FOLDER]))) if FROZEN_FOLDER in task else None,
-        untrained=_untrained(config_json),
+        untrained=_untrained(config_json) if images.is_cuda else None,
     )
 
 
@@ -127,7 +127,11 @@ def _load(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
 
 
 def _untrained(config_json: str) -> Learner:
-    """What each client begins with, on the device; built once a process and run."""
+    """What each client begins with, on the device; built once a process and run.
+
+    For a GPU, where threads would wait for one another: they draw from torch's own generator in
+    turns. On a CPU building takes no time beside training, and a copy would take memory.
+    """
     with _LOADING:
         return _built(config_json)
 

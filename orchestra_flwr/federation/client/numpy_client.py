@@ -76,7 +76,7 @@ class OrchestraClient(NumPyClient):
     # UNLABELLED where there is none; None: the accuracy is not to leave the client.
     personal: Tensor | None = None
     frozen_store: FrozenStore | None = None  # with what nobody trains, which is kept there
-    untrained: Learner | None = None  # on the images' device, to copy; None: it is built
+    untrained: Learner | None = None  # on the images' device; copied where it is given, else built
     # Whether the noise of private releases is drawn afresh from the system, as it must be wherever
     # somebody else knows the run's seed; otherwise it follows from the seed.
     secret_noise: bool = False

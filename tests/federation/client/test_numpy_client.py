@@ -55,6 +55,22 @@ def test_the_first_round_returns_centroids_only(tiny):
     assert metrics["steps"] == 0 and not any(name.startswith("loss") for name in metrics)
 
 
+@pytest.mark.parametrize("method", ["orchestra", "byol", "swav", "supervised"])
+def test_a_copy_of_a_learner_is_as_good_as_a_new_one_and_leaves_it_alone(tiny, method):
+    config = tiny(f"method={method}")
+    untrained, labels = build_learner(config, 1), torch.arange(20) % 10
+    before = {name: tensor.clone() for name, tensor in untrained.state_dict().items()}
+    parameters = [*pack_state(untrained, Schemas.of(untrained, config)).values()]
+    built, copied = (
+        OrchestraClient(config, "3", images(), labels, untrained=given).fit(
+            parameters, {"round": 1, "train": True}
+        )
+        for given in (None, untrained)
+    )
+    assert all(map(np.array_equal, built[0], copied[0])) and len(built[0]) == len(copied[0])
+    assert all(torch.equal(untrained.state_dict()[name], old) for name, old in before.items())
+
+
 def test_a_client_remembers_nothing_between_rounds(tiny):
     config = tiny()
     _, parameters = down(config)
