@@ -57,8 +57,9 @@ def test_without_a_gpu_it_says_what_to_give(tiny):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_larger_batch_needs_more_of_a_gpu(tiny):
     small, large = (
-        measured_share(tiny("device=cuda", "model=resnet18", "data.train_limit=1024",
+        measured_share(tiny("device=cuda", "model=resnet18", "model.width=64", "data.image_size=32",
+                            "data.train_limit=1024", "federation.clients=1", "partition=iid",
                             f"training.batch_size={batch}").to_json())
-        for batch in (16, 1024)
+        for batch in (16, 1024)  # about 1 and 10 GB
     )  # fmt: skip
     assert 0 < small < large <= 1
