@@ -3,10 +3,11 @@
     python benchmarks/side_by_side.py --device cuda
     python benchmarks/side_by_side.py --model convnet --epochs 1
 
-Each client has 500 images and goes through whole rounds (`train_round`: ResNet-18, batch 16, 10
-epochs of 31 steps). It is a process of its own, as in a simulation on Ray, or a thread, as with
-`engine=inline engine.side_by_side=N`. Minutes are those of all steps of the paper's device run, in
-whichever is faster; what Flower and Ray add is measured by `overhead.py`.
+Each client has 500 images and goes through whole rounds: ResNet-18, batch 16, 10 epochs of 31
+steps. It is a process of its own that trains, as in a simulation on Ray; or a thread, as with
+`engine=inline engine.side_by_side=N`, from the model as it was received to the reply. Minutes are
+those of all steps of the paper's device run, in whichever is faster; what Flower and Ray add is
+measured by `overhead.py`.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from published import client_images
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data.batches import batch_sizes
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
+from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
     client_threads,
@@ -77,10 +80,12 @@ def seconds_in_threads(
     """Seconds of the same work in threads of one process, after one round to warm up."""
     config = load_config(overrides)
     images = client_images(config, IMAGES).to(device)
+    untrained = learner(config, device)
+    received = [*pack_state(untrained, Schemas.of(untrained, config)).values()]
 
     def client_round(number: int, k: int) -> None:
-        seed = ClientSeed(config.seed, number, str(k))
-        train_round(learner(config, device), images, config, seed)
+        client = OrchestraClient(config, str(k), images, untrained=untrained)
+        client.fit(received, {"round": number, "train": True})
 
     with torch_threads(1), client_threads(count, device) as threads:
         list(threads.map(partial(client_round, 0), range(count)))
