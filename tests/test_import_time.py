@@ -25,6 +25,8 @@ REFUSED = {
     # The server draws the split with matplotlib before the first round.
     "import orchestra_flwr.federation.simulation": (
         "flwr.simulation",
+        "fastapi",
+        "sqlalchemy",
         "pandas",
         "ray",
         "scipy",

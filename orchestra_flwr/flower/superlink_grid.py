@@ -5,6 +5,7 @@ Checked against Flower 1.41: `HttpGrid`, and what a SuperLink deletes when.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from flwr.app import Message
 from flwr.proto.message_pb2 import (
@@ -13,11 +14,13 @@ from flwr.proto.message_pb2 import (
     PullObjectResponse,
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
 from orchestra_flwr.flower.reply_upload import ReplyUpload, UploadedClient
 from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, StreamingGrid, failure
+
+if TYPE_CHECKING:  # it brings the databases of a SuperLink, which a simulation does without
+    from flwr.superlink.grid.http_grid import HttpGrid
 
 LOOK_SECONDS = 0.001  # at least between two looks, for each client that is waited for
 TOO_LARGE = "its reply cannot be fetched: it is too large"
@@ -40,7 +43,7 @@ class SuperLinkGrid(StreamingGrid):
 
     def __init__(
         self,
-        grid: HttpGrid,
+        grid: "HttpGrid",
         *,
         reply_limit: int | None = None,
         sent: Callable[[int], None] = lambda node: None,
