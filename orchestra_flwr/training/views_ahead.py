@@ -9,7 +9,7 @@ from torch import Tensor
 from orchestra_flwr.methods import Batch
 from orchestra_flwr.training.step import BatchMaker
 
-MAX_BYTES = 1 << 26  # of views that are made at once; those of one batch may have more
+MAX_BYTES = 1 << 25  # of views that are made at once; those of one batch may have more
 
 
 def images_at_once(views: int, channels: int, side: int) -> int:
