@@ -45,8 +45,8 @@ class FeatureMemory(nn.Module):
             images: (n, C, H, W) uint8, all of the client's, which the pushed numbers index.
 
         Returns:
-            (m, dim), newest first, on the CPU, which clusters few points sooner than a GPU.
+            (m, dim), newest first.
         """
         newest_first = self.images.flip(0)[: len(self)]
         chosen = torch.unique(first_occurrences(images[newest_first]))
-        return self.features.cpu().flip(0)[chosen]
+        return self.features.flip(0)[chosen]

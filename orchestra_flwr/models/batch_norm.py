@@ -316,7 +316,7 @@ def recalibrated(
 
 @contextmanager
 def without_counters(network: nn.Module) -> Iterator[None]:
-    """Inside the block no BatchNorm counts its batches: a tenth of a step's kernels on a GPU."""
+    """Inside the block no BatchNorm counts its batches: a kernel less for each norm and pass."""
     norms = [norm for _, norm in _norms(network) if norm.momentum is not None]  # else it counts
     counters = [norm.num_batches_tracked for norm in norms]
     for norm in norms:

@@ -20,8 +20,8 @@ def images_at_once(views: int, channels: int, side: int) -> int:
 class ViewsAhead(BatchMaker):
     """Makes the views of several batches, of a small client's whole epoch, at once.
 
-    To augment a batch takes as many kernels as its passes do, and to augment many no more; a small
-    kernel leaves a large GPU idle. Steps read their views from the same memory each time, as a
+    To augment a batch takes hundreds of kernels, and to augment many no more; a small kernel leaves
+    a large GPU idle. Steps read their views from the same memory each time, as a
     captured step must.
     """
 
