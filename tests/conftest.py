@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
 
+import copy
 import functools
 import gc
 import importlib
@@ -16,10 +17,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+from hydra._internal.config_repository import ConfigRepository
 
 from orchestra_flwr.config import load_config  # isort: skip  (before torch, whose threads it tames)
 import torch
 
+from orchestra_flwr.config.reading.hydra_overrides import conf_dir
 from orchestra_flwr.evaluation import linear_probe
 from orchestra_flwr.federation.server import members
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
@@ -63,6 +66,24 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
     gc.unfreeze()  # or libraries complain of what is left
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _conf_is_read_once():
+    """Hydra reads some thirty files for each configuration: more than a quarter of its time."""
+    files, read = {}, ConfigRepository.load_config
+    packaged = {"hydra.conf", str(conf_dir()), ""}
+
+    def load(self, config_path):
+        if {source.path for source in self.sources} != packaged:  # a test may change its own
+            return read(self, config_path)
+        if config_path not in files:
+            files[config_path] = read(self, config_path)
+        return copy.deepcopy(files[config_path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigRepository, "load_config", load)
+        yield
 
 
 @functools.cache

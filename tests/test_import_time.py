@@ -38,23 +38,21 @@ REFUSED = {
 
 
 def imported(program, *arguments):
-    """The modules of a new process after a program."""
+    """The modules of a new process where a program prints them, and at its end."""
     script = f"import sys\n{program}\nprint('modules:', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.rpartition("modules:")[2].split())
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return [{*line} for line in lines if line[:1] == ["modules:"]]
 
 
 def test_an_import_leaves_out_what_takes_seconds():
     """In one process: none of them may import what the next one is refused."""
-    told = "\n".join(f"{program}\nprint('modules:', *sys.modules)" for program in REFUSED)
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{told}"], capture_output=True, text=True, check=True
-    )
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("modules:")]
-    found = {p: {*line} & {*REFUSED[p]} for p, line in zip(REFUSED, lines, strict=True)}
-    assert not any(found.values()), found
+    program = "\nprint('modules:', *sys.modules)\n".join(REFUSED)
+    found = zip(REFUSED, imported(program), strict=True)
+    wrong = {program: modules & {*REFUSED[program]} for program, modules in found}
+    assert not any(wrong.values()), wrong
 
 
 @pytest.mark.parametrize(
@@ -76,38 +74,31 @@ def test_a_server_and_a_client_say_that_they_start_before_they_import_what_takes
     assert "import of torch halted" in done.stderr
 
 
-def test_no_run_imports_the_compiler(tiny):
-    """The size of a model is asked for before a run starts, and its rules take up to 2.4 s to
-    import; torch.optim's L-BFGS, which could fit linear probes, takes as long."""
+def test_a_worker_imports_only_what_a_client_needs_and_no_run_the_compiler(tiny):
+    """A client's round with each optimizer; then what a run does before and after its rounds: the
+    size of a model is asked for, whose rules take up to 2.4 s to import, and probes are fitted, for
+    which torch.optim's L-BFGS takes as long."""
     program = """if True:
-        import torch
         from orchestra_flwr.config import Config
-        from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
-        from orchestra_flwr.training import check_model
-        for config in sys.argv[1:]:
-            check_model(Config.from_json(config), 1)
-        fit_linear_probe(torch.eye(4), torch.arange(4))
-    """
-    mae = ("method=mae", "model=vit_tiny", "model.width=24")
-    configs = [tiny(*given).to_json() for given in ((), ("method=dino",), mae)]
-    assert not imported(program, *configs) & {"sympy", *COMPILER}
-
-
-def test_a_worker_imports_only_what_a_client_needs(tiny):
-    """With the run's images and the learner, and after a round with each optimizer."""
-    program = """if True:
         from orchestra_flwr.federation.client import client_app
         from orchestra_flwr.seeding import ClientSeed
-        from orchestra_flwr.training import build_learner, train_round
-        for argument in sys.argv[1:]:
+        from orchestra_flwr.training import build_learner, check_model, train_round
+        for argument in sys.argv[1:4]:
             config, population, images, labels = client_app._loaded(argument)
             learner = build_learner(config, images.shape[1])
             train_round(learner, images[:8], config, ClientSeed(0, 1, "0"), contribute=False)
+        print("modules:", *sys.modules)
+        import torch
+        from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
+        for argument in sys.argv[3:]:
+            check_model(Config.from_json(argument), 1)
+        fit_linear_probe(torch.eye(4), torch.arange(4))
     """
-    configs = [
-        tiny("schedule=steps", f"optimizer={name}").to_json() for name in ("sgd", "adam", "adamw")
-    ]
-    modules = imported(program, *configs)
+    workers = [tiny("schedule=steps", f"optimizer={n}") for n in ("sgd", "adam", "adamw")]
+    mae = tiny("method=mae", "model=vit_tiny", "model.width=24")
+    configs = [*workers, tiny("method=dino"), mae]
+    of_a_client, at_the_end = imported(program, *(config.to_json() for config in configs))
     refused = {*HEAVY, *FILES_OF_HYDRA, *COMPILER, *SERVER, "flwr.simulation"}
-    assert not modules & refused
-    assert "orchestra_flwr.methods.orchestra" in modules
+    assert not of_a_client & refused
+    assert "orchestra_flwr.methods.orchestra" in of_a_client
+    assert not at_the_end & {"sympy", *COMPILER}

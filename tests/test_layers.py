@@ -1,6 +1,7 @@
 """The house: who may import whom, how long a function may be, and which rooms are large."""
 
 import ast
+import functools
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -84,9 +85,11 @@ def named(node: ast.AST) -> set[str]:
     return set()
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """The modules that a module imports, wherever in it."""
-    return set().union(*(named(node) for node in ast.walk(ast.parse(path.read_text()))))
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return frozenset[str]().union(*map(named, nodes))
 
 
 def needed(path: Path) -> set[str]:
