@@ -45,6 +45,7 @@ def test_kept_memory_is_not_fetched_again():
     assert printed("keep_freed_memory()\n" + STEPS) < 1000 < printed(STEPS)
 
 
+@pytest.mark.slow
 def test_freed_memory_goes_back_to_the_system():
     program = """
 keep_freed_memory()

@@ -54,6 +54,7 @@ def test_it_holds_what_the_embeddings_say(photos, tmp_path):
     assert data["outliers"] == outliers(found)
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_the_locale_decides_nothing():
     """Where text is not UTF-8 by default, as with LANG=en_US on older machines."""
     program = (
