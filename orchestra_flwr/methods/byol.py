@@ -11,7 +11,7 @@ from torch import nn
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.methods import Batch, Role, Step
 from orchestra_flwr.methods.families import MomentumEncoder
-from orchestra_flwr.methods.families.joint_embedding import BYOL_VIEWS
+from orchestra_flwr.methods.families.one_backbone import BYOL_VIEWS
 from orchestra_flwr.methods.simsiam import symmetric_negative_cosine
 from orchestra_flwr.models import build_head
 

@@ -26,7 +26,7 @@ from orchestra_flwr.methods import (
     classes_of,
 )
 from orchestra_flwr.methods.families import PseudoLabelling
-from orchestra_flwr.methods.families.pseudo_labelling import with_pseudo_labels
+from orchestra_flwr.methods.families.classifying import with_pseudo_labels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import label_loss
 from orchestra_flwr.privacy.release import Contribution, Release

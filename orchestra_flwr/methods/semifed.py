@@ -12,7 +12,7 @@ from torch import Tensor
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Batch, Step
 from orchestra_flwr.methods.families import PseudoLabelling
-from orchestra_flwr.methods.families.pseudo_labelling import confident_classes, with_pseudo_labels
+from orchestra_flwr.methods.families.classifying import confident_classes, with_pseudo_labels
 from orchestra_flwr.methods.labels import LabelSettings
 from orchestra_flwr.methods.semi_supervised import label_loss
 

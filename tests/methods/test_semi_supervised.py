@@ -12,7 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import MethodConfig
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import LearnsLabels, Received, build_method, sees_labels
-from orchestra_flwr.methods.families.pseudo_labelling import with_pseudo_labels
+from orchestra_flwr.methods.families.classifying import with_pseudo_labels
 from orchestra_flwr.methods.semi_supervised import (
     WHOLE_BATCH,
     groups_of,

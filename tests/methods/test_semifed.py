@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import UNLABELLED
 from orchestra_flwr.methods import Batch, Received
-from orchestra_flwr.methods.families.pseudo_labelling import (
+from orchestra_flwr.methods.families.classifying import (
     class_probabilities,
     confident_classes,
     with_pseudo_labels,

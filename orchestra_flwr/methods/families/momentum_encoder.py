@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.methods import KeepsState, Role
-from orchestra_flwr.methods.families.projecting import Features, Projecting
+from orchestra_flwr.methods.families.one_backbone import Features, Projecting
 from orchestra_flwr.models import Backbone, ema_update
 
 TARGET = "target_"  # prefix of the target's modules and buffers
