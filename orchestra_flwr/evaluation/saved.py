@@ -70,7 +70,17 @@ def labelled_images(
     Raises:
         ConfigError: they are missing, unlabelled, or of another size or number of channels.
     """
-    if data.image_size != image_size:  # before they are loaded, which may take minutes
+    check_images(data, channels=channels, image_size=image_size)
+    return _labelled(load_dataset(data))
+
+
+def check_images(data: DataConfig, *, channels: int, image_size: int) -> None:
+    """Refuses images that an encoder does not take, before they are loaded, which takes minutes.
+
+    Raises:
+        ConfigError: they are of another size or number of channels.
+    """
+    if data.image_size != image_size:
         raise ConfigError(
             f"data.image_size={data.image_size}: the encoder expects images of "
             f"{image_size} x {image_size} pixels: data.image_size={image_size}"
@@ -80,7 +90,6 @@ def labelled_images(
             f"data.name={data.name}: its images have {data.channels} channels, "
             f"the encoder expects {channels}"
         )
-    return _labelled(load_dataset(data))
 
 
 def _labelled(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

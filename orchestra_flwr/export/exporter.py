@@ -1,23 +1,23 @@
 """Exports a saved encoder, checks the files against torch, and measures them."""
 
 import json
-from collections.abc import Mapping
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import AugmentationConfig
+from orchestra_flwr.console.text import ACCURACIES
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.data.subset import limited
+from orchestra_flwr.evaluation.saved import check_images
+from orchestra_flwr.evaluation.scores import Labelled, evaluate_by
 from orchestra_flwr.export.export_config import ExportConfig
-from orchestra_flwr.export.measures import (
-    Features,
-    Labelled,
-    accuracies,
-    largest_difference,
-    latency,
-)
 from orchestra_flwr.export.onnx_runtime import onnx_features, quantised
 from orchestra_flwr.export.portable import PortableEncoder
 from orchestra_flwr.export.programs import (
@@ -35,6 +35,7 @@ from orchestra_flwr.training import torch_threads
 
 CHECKED_BATCHES = (1, 2, 5)
 TIMED_BATCHES = (1, 32)
+WARM_UP, REPEATS = 3, 20  # passes before and while time is taken
 DESCRIPTION = "export.json"
 ONNX_LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 
@@ -99,6 +100,7 @@ def made_from(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in digests.items() if (folder / name).is_file()}
 
 
+Features = Callable[[Tensor], Tensor]  # images (B, C, H, W), uint8, to features (B, dim)
 Made = tuple[Path, bytes, Features, float]  # path, content, and difference from torch's features
 
 
@@ -142,30 +144,67 @@ def _measured(
     """`seconds` of the `timed` batches, and the accuracies where there are labelled images."""
     figures: dict[str, Any] = {"seconds": {str(b): latency(features, x) for b, x in timed.items()}}
     labelled = _labelled(dataset)
-    if labelled is not None:
-        try:
-            figures |= accuracies(features, *labelled, config.evaluation)
-        except ValueError as error:
-            raise ExportError(f"the accuracy cannot be measured: {error}") from error
-    return figures
+    if labelled is None:
+        return figures
+    try:
+        scores = evaluate_by(
+            _Network(features),
+            *labelled,
+            protocols=("knn", "linear"),
+            config=config.evaluation,
+            augmentation=AugmentationConfig(),  # of protocols that train on images
+        )
+    except ValueError as error:
+        raise ExportError(f"the accuracy cannot be measured: {error}") from error
+    return figures | {key: scores[key] for key in ACCURACIES if key in scores}
+
+
+class _Network(nn.Module):
+    """A function of images as a network."""
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        self._features = partial(features)  # no child: an exported program refuses eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) uint8 to (B, dim)."""
+        return self._features(images)
+
+
+@torch.inference_mode()
+def largest_difference(reference: Features, other: Features, batches: Sequence[Tensor]) -> float:
+    """Between features of the same images, as a share of the largest feature of the reference.
+
+    NaN where a feature is not finite.
+    """
+    expected = torch.cat([reference(images) for images in batches])
+    features = torch.cat([other(images) for images in batches])
+    return float((features - expected).abs().max() / expected.abs().max())
+
+
+@torch.inference_mode()
+def latency(features: Features, images: Tensor) -> float:
+    """Seconds of one batch, the median of several passes after the first ones."""
+    seconds = []
+    for _ in range(WARM_UP + REPEATS):
+        begun = time.perf_counter()
+        features(images)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[WARM_UP:])
 
 
 def _images(config: ExportConfig, encoder: Encoder) -> Dataset:
     """The images that set int8's ranges and measure what it costs."""
     spec = encoder.spec
     data = config.images(spec.image_size)
-    if (data.image_size, data.channels) != (spec.image_size, spec.channels):
-        raise ConfigError(
-            f"data={data.name}: its images have {data.channels} channels and {data.image_size} "
-            f"pixels, the encoder expects {spec.channels} and {spec.image_size}"
-        )
+    check_images(data, channels=spec.channels, image_size=spec.image_size)
     return load_dataset(data)
 
 
 def _labelled(dataset: Dataset | None) -> tuple[Labelled, Labelled] | None:
     parts: list[ImageSet | None] = [dataset.train, dataset.test] if dataset else []
     labelled = [part.labelled for part in parts if part is not None]
-    pairs = [(part.images, part.labels) for part in labelled if part.labels is not None]
+    pairs = [(part.images, part.targets) for part in labelled if part.targets is not None]
     return (pairs[0], pairs[1]) if len(pairs) == 2 else None
 
 

@@ -18,7 +18,7 @@ from orchestra_flwr.config import ConfigError, ModelConfig, load
 from orchestra_flwr.data import UNLABELLED, Dataset
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.export.export_config import ExportConfig
-from orchestra_flwr.export.exporter import _images, _labelled, made_from
+from orchestra_flwr.export.exporter import _images, _labelled, _measured, made_from
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 needs_onnx = pytest.mark.skipif(
@@ -96,12 +96,22 @@ def test_int8_takes_the_labelled_ones_of_images_that_are_labelled_in_part():
     assert classes.tolist() == [1, 0] and len(bank) == 2
 
 
+def test_images_of_several_classes_are_measured_by_their_mean_average_precision():
+    images = torch.randint(0, 256, (40, 1, 2, 2), dtype=torch.uint8)
+    bright = images.flatten(1) > 127
+    train = ImageSet(images, classes=("a", "b", "c", "d"), tags=bright)
+    config = load(ExportConfig, ["run=any"], all_read=True)
+    dataset = Dataset("photos", train, train)
+    measured = _measured(config, lambda batch: batch.flatten(1).float(), {}, dataset)
+    assert measured.keys() == {"seconds", "map"} and measured["map"] > 0.9
+
+
 def test_other_images_are_scaled_to_the_encoders_size():
     spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=1, image_size=16)
     other = ["run=any", "int8=true", "data=digits", "data.train_limit=9"]
     config = load(ExportConfig, other, all_read=True)
     assert _images(config, Encoder(spec)).train.images.shape == (9, 1, 16, 16)
-    with pytest.raises(ConfigError, match="8 pixels, the encoder expects 1 and 16"):
+    with pytest.raises(ConfigError, match="the encoder expects images of 16 x 16 pixels"):
         _images(load(ExportConfig, [*other, "data.image_size=8"]), Encoder(spec))
 
 
@@ -188,7 +198,7 @@ def test_features_outside_of_the_tolerance_are_not_written(make_run, command):
         (["run={run}", "format=torch_export", "int8=true"], "int8=true: needs format=onnx"),
         (["run={run}", "tolerance=0"], "tolerance=0"),
         (["run={run}", "evaluation.precision=bfloat16"], "must be float32, in which exported"),
-        (["run={run}", "int8=true", "data=cifar10"], "the encoder expects 1 and 8"),
+        (["run={run}", "int8=true", "data=cifar10"], "3 channels, the encoder expects 1"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(make_run, command, arguments, says):
