@@ -1,10 +1,11 @@
 """Supervised training of a classifier on augmented images, for the protocols that need it."""
 
+import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import Recipe, augment, epoch_batches
-from orchestra_flwr.evaluation.features import extract_features
+from orchestra_flwr.evaluation.features import device_of, extract_features
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training.optimizers.sgd import SGD
 
@@ -40,7 +41,7 @@ class Schedule:
 
 
 class Classifier(nn.Module):
-    """An encoder and a linear head.
+    """An encoder and a linear head, which begins at zero.
 
     Args:
         encoder: maps images (B, C, H, W) to features (B, dim).
@@ -54,6 +55,13 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
+    @classmethod
+    def of(cls, encoder: nn.Module, images: Tensor, labels: Tensor) -> Self:
+        """That of a copy of an encoder, where it is, for images (N, C, H, W) uint8 and labels."""
+        dim = extract_features(encoder, images[:1], 1).shape[1]
+        model = cls(copy.deepcopy(encoder), dim, int(labels.max()) + 1)
+        return model.to(device_of(encoder))
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K)."""
         logits: Tensor = self.head(self.encoder(images))
@@ -66,8 +74,7 @@ class Classifier(nn.Module):
 
 
 def train_supervised(
-    forward: Callable[[Tensor], Tensor],
-    parameters: Sequence[Tensor],
+    model: Classifier,
     images: Tensor,
     labels: Tensor,
     *,
@@ -76,13 +83,12 @@ def train_supervised(
     seed: int,
     purpose: str,
 ) -> None:
-    """Minimises the cross-entropy of `forward`; the last step's parameters are the result.
+    """Minimises the cross-entropy; the last step's parameters are the result.
 
     Args:
-        forward: maps float images (B, C, H, W) in [0, 1] to logits (B, K).
-        parameters: what is trained, in place.
-        images: (N, C, H, W) uint8, on the parameters' device.
-        labels: (N,) classes from 0, on the same device.
+        model: whose parameters with gradients are trained, in place; its modes stay.
+        images: (N, C, H, W) uint8.
+        labels: (N,) classes from 0.
         schedule: epochs, batch size and learning rate.
         augmentation: limits that the images set on crops and flips.
         seed: with `purpose` gives the order of the images and the augmentations.
@@ -91,6 +97,8 @@ def train_supervised(
     Raises:
         ValueError: the loss is not finite at the end.
     """
+    images, labels = (part.to(device_of(model)) for part in (images, labels))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     recipe = CROP_AND_FLIP.limited(augmentation)
     shuffle = torch_generator(seed, purpose, "shuffle")
     draw = torch_generator(seed, purpose, "augment", device=images.device)
@@ -103,7 +111,7 @@ def train_supervised(
             rows = chosen.to(images.device)
             views = augment(images[rows], [recipe], draw).images[0]
             optimizer.lr = schedule.lr * (1 + math.cos(math.pi * step / steps)) / 2
-            loss = cross_entropy(forward(views), labels[rows])
+            loss = cross_entropy(model(views), labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             step += 1

@@ -1,6 +1,5 @@
 """Semi-supervised fine-tuning: head and backbone trained with 1 % or 10 % of the labels."""
 
-import copy
 import logging
 import math
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
-from orchestra_flwr.evaluation.features import device_of, extract_features
 from orchestra_flwr.evaluation.few_labels import labelled_subset, over_seeds
 
 log = logging.getLogger(__name__)
@@ -50,41 +48,21 @@ def finetune(
     for seed in seeds:
         purpose = f"fine-tuning with {100 * fraction:g} % of the labels, seed {seed}"
         chosen = labelled_subset(train[1], fraction, seed)
-        model = fine_tuned(encoder, train, chosen, schedule_of(fraction, len(chosen)),
-                           augmentation=augmentation, seed=seed, purpose=purpose)  # fmt: skip
+        images, labels = (part[chosen.to(part.device)] for part in train)
+        model = Classifier.of(encoder, images, labels)
+        model.requires_grad_(True).train()
+        train_supervised(
+            model,
+            images,
+            labels,
+            schedule=schedule_of(fraction, len(chosen)),
+            augmentation=augmentation,
+            seed=seed,
+            purpose=purpose,
+        )
         runs.append(model.accuracy(*test, batch_size))
         log.info("%s: %.1f %%", purpose, 100 * runs[-1])
     return over_seeds(runs)
-
-
-def fine_tuned(
-    encoder: nn.Module,
-    train: tuple[Tensor, Tensor],
-    chosen: Tensor,
-    schedule: Schedule,
-    *,
-    augmentation: AugmentationConfig,
-    seed: int,
-    purpose: str,
-) -> Classifier:
-    """A classifier on a copy of the encoder, trained with the chosen images' labels."""
-    device = device_of(encoder)
-    images, labels = (part[chosen.to(part.device)].to(device) for part in train)
-    dim = extract_features(encoder, images[:1], 1).shape[1]
-    model = Classifier(copy.deepcopy(encoder), dim, int(labels.max()) + 1).to(device)
-    model.requires_grad_(True).train()
-    parameters = list(model.parameters())
-    train_supervised(
-        model,
-        parameters,
-        images,
-        labels,
-        schedule=schedule,
-        augmentation=augmentation,
-        seed=seed,
-        purpose=purpose,
-    )
-    return model
 
 
 def schedule_of(fraction: float, count: int) -> Schedule:

@@ -1,6 +1,5 @@
 """Linear probes with the schedules of published code: the Orchestra paper's, and Dec-SSL's."""
 
-import copy
 import logging
 import math
 
@@ -11,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import PLAIN, augment, epoch_batches
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
-from orchestra_flwr.evaluation.features import device_of, evaluation_mode, extract_features
+from orchestra_flwr.evaluation.features import device_of
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training.optimizers.adam import Adam
 
@@ -39,7 +38,7 @@ def published_accuracy(
     are shuffled (those of a folder are in the order of the classes), and no image is dropped.
 
     Args:
-        encoder: maps images (B, C, H, W) to features; in evaluation mode whatever its mode is.
+        encoder: maps images (B, C, H, W) to features; a copy in evaluation mode is asked.
         train: uint8 images (N, C, H, W) and their labels (N,), classes from 0; so is `test`.
         augmentation: limits that the images set.
         batch_size: of the test images.
@@ -48,29 +47,17 @@ def published_accuracy(
     Returns:
         A fraction; NaN, with a warning, where the training diverged.
     """
-    device = device_of(encoder)
-    images, labels = (part.to(device) for part in train)
-    dim = extract_features(encoder, images[:1], 1).shape[1]
-    model = Classifier(encoder, dim, int(labels.max()) + 1).to(device)
-
-    def forward(views: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = encoder(views)
-        logits: Tensor = model.head(features)
-        return logits
-
+    model = Classifier.of(encoder, *train)
+    model.encoder.requires_grad_(False).eval()
     try:
-        with evaluation_mode(encoder):
-            train_supervised(
-                forward,
-                list(model.head.parameters()),
-                images,
-                labels,
-                schedule=schedule,
-                augmentation=augmentation,
-                seed=seed,
-                purpose="published linear probe",
-            )
+        train_supervised(
+            model,
+            *train,
+            schedule=schedule,
+            augmentation=augmentation,
+            seed=seed,
+            purpose="published linear probe",
+        )
     except ValueError as error:
         log.warning("%s", error)
         return math.nan
@@ -99,8 +86,7 @@ def released_accuracy(
     """
     device = device_of(encoder)
     images, labels = (part.to(device) for part in train)
-    dim = extract_features(encoder, images[:1], 1).shape[1]
-    model = Classifier(copy.deepcopy(encoder), dim, int(labels.max()) + 1).to(device)
+    model = Classifier.of(encoder, images, labels)
     optimizer = Adam(
         Adam.Settings(weight_decay=DEC_SSL_DECAY), model.head.parameters(), schedule.lr
     )

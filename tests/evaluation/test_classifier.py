@@ -28,12 +28,12 @@ def data(count=40, seed=0):
 def test_steps_are_sgd_with_momentum_down_a_half_cosine():
     """One batch an epoch and views that are the images: torch's own optimizer must agree."""
     images, labels = data()
-    weight = torch.zeros(3, 64, requires_grad=True)
+    model = Classifier.of(Pixels(), images, labels)
+    model.head.bias.requires_grad_(False)
     schedule = Schedule(epochs=5, batch_size=64, lr=0.5)
     train_supervised(
-        lambda views: views.flatten(1) @ weight.T, [weight], images, labels,
-        schedule=schedule, augmentation=LIMITS, seed=0, purpose="test",
-    )  # fmt: skip
+        model, images, labels, schedule=schedule, augmentation=LIMITS, seed=0, purpose="test"
+    )
     twin = torch.zeros(3, 64, requires_grad=True)
     running = torch.zeros(3, 64)
     x = images.flatten(1) / 255
@@ -43,16 +43,18 @@ def test_steps_are_sgd_with_momentum_down_a_half_cosine():
         running = 0.9 * running + gradient
         lr = 0.5 * (1 + math.cos(math.pi * step / 5)) / 2
         twin = (twin - lr * running).detach().requires_grad_()
-    torch.testing.assert_close(weight, twin, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.head.weight.detach(), twin.detach(), atol=1e-5, rtol=1e-4)
+    assert not model.head.bias.any()
 
 
 def test_a_loss_that_is_not_finite_is_told():
     images, labels = data()
-    weight = torch.zeros(3, 64, requires_grad=True)
+    model = Classifier.of(Pixels(), images, labels)
+    schedule = Schedule(2, 64, math.inf)
     with pytest.raises(ValueError, match="^diverges: the loss is nan"):
         train_supervised(
-            lambda views: views.flatten(1) @ weight.T * math.inf, [weight], images, labels,
-            schedule=Schedule(2, 64, 1.0), augmentation=LIMITS, seed=0, purpose="diverges",
+            model, images, labels, schedule=schedule, augmentation=LIMITS, seed=0,
+            purpose="diverges",
         )  # fmt: skip
 
 
