@@ -68,7 +68,7 @@ def test_a_reader_fetches_nothing_from_other_hosts(site):
 @pytest.mark.slow
 def test_the_reference_has_the_public_names(site):
     text = (site / "api.html").read_text() + (site / "plug-ins.html").read_text()
-    for name in ("simulate", "load_encoder", "Result", "methods.base.Method", "terms.base.Term"):
+    for name in ("simulate", "load_encoder", "Result", "methods.Method", "terms.Term"):
         assert f'id="orchestra_flwr.{name}"' in text, name
     assert not re.search(r":(?:class|func|meth):", text)
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from orchestra_flwr.config import Section
-from orchestra_flwr.merging.base import ClientState, Merging, compared_weights, divergence
+from orchestra_flwr.merging import ClientState, Merging, compared_weights, divergence
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 

@@ -4,7 +4,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 AISTATS 2017 (arXiv 1602.05629).
 """
 
-from orchestra_flwr.merging.base import ClientState, Merging
+from orchestra_flwr.merging import ClientState, Merging
 from orchestra_flwr.training import Learner
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.methods import Batch, Method, Received, Step
 from orchestra_flwr.models import check_statistics, clean_features
-from orchestra_flwr.terms.base import Term
+from orchestra_flwr.terms import Term
 
 Between = Literal["projector_projector", "projector_backbone", "predictor_projector"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Method, Received, Step
-from orchestra_flwr.terms.base import Term
+from orchestra_flwr.terms import Term
 
 
 class Proximal(Term):

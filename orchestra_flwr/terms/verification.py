@@ -33,7 +33,7 @@ from orchestra_flwr.methods import (
 )
 from orchestra_flwr.methods.semi_supervised import masked_mean
 from orchestra_flwr.models.heads import plain_head
-from orchestra_flwr.terms.base import Term
+from orchestra_flwr.terms import Term
 
 ROLES = {"head": Role.SHARED, "rows": Role.SHARED}
 

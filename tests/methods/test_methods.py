@@ -5,8 +5,7 @@ from torch import nn
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import MethodConfig
-from orchestra_flwr.methods import ClipsGradients, Contributes, Method, release_of
-from orchestra_flwr.methods.base import ABILITIES
+from orchestra_flwr.methods import ABILITIES, ClipsGradients, Contributes, Method, release_of
 from orchestra_flwr.terms import Term
 
 FORGETFUL = """

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.merging.base import compared_weights, divergence
+from orchestra_flwr.merging import compared_weights, divergence, keeps_state
 from orchestra_flwr.merging.fedbn import FedBN
 from orchestra_flwr.merging.fedema import FedEMA
 from orchestra_flwr.merging.fedu import FedU
