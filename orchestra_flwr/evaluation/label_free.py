@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from orchestra_flwr.config import AugmentationConfig, Normalisation
-from orchestra_flwr.data import SIMCLR, Recipe, augment
+from orchestra_flwr.data import SIMCLR, augment
 from orchestra_flwr.evaluation.features import device_of, effective_rank, evaluation_mode
 from orchestra_flwr.models import Backbone, image_batches, normalise
 from orchestra_flwr.square_image import resize
@@ -100,30 +100,17 @@ def label_free_scores(
         by: how they are normalised, `data.normalise`.
     """
     images = resize(images, min(images.shape[-1], augmentation.view_size or images.shape[-1]))
+    device, recipe = device_of(backbone), SIMCLR.limited(augmentation)
+    plain: list[Tensor] = []
+    augmented: list[Tensor] = []
     with evaluation_mode(backbone), torch.inference_mode():
-        plain = _features(backbone, images, None, generator, batch_size, by=by)
-        recipe = SIMCLR.limited(augmentation)
-        view = _features(backbone, images, recipe, generator, batch_size, by=by)
+        for batch in (each.to(device) for each in image_batches(images, batch_size, device)):
+            view = augment(batch, [recipe], generator).images[0]
+            for pixels, made in ((batch / 255, plain), (view, augmented)):
+                made.append(backbone(normalise(pixels, by)).float())
+        features = torch.cat(plain)
         return LabelFreeScores(
-            alignment=alignment(plain, view),
-            uniformity=uniformity(plain),
-            effective_rank=effective_rank(plain),
+            alignment=alignment(features, torch.cat(augmented)),
+            uniformity=uniformity(features),
+            effective_rank=effective_rank(features),
         )
-
-
-def _features(
-    backbone: Backbone,
-    images: Tensor,
-    recipe: Recipe | None,
-    generator: torch.Generator,
-    batch_size: int,
-    *,
-    by: Normalisation,
-) -> Tensor:
-    """(N, dim) of the images as they are, or as the recipe augments them."""
-    device = device_of(backbone)
-    parts = []
-    for batch in (each.to(device) for each in image_batches(images, batch_size, device)):
-        drawn = batch / 255 if recipe is None else augment(batch, [recipe], generator).images[0]
-        parts.append(backbone(normalise(drawn, by)).float())
-    return torch.cat(parts)
