@@ -18,11 +18,11 @@ import torch
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import load_config
-from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.evaluation.knn import knn_accuracy, voters
 from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.attacks.backdoor import stamped
 from orchestra_flwr.federation.population import load_population
+from orchestra_flwr.models import extract_features
 
 SUMMARY, BATCH = "summary.json", 256
 

@@ -15,8 +15,8 @@ from common import in_turns, table, write
 from published import client_images
 
 from orchestra_flwr.config import load_config
-from orchestra_flwr.evaluation import evaluate, extract_features
-from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone
+from orchestra_flwr.evaluation import evaluate
+from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, extract_features
 
 CLASSES, TRAIN, TEST = 10, 2000, 500
 

@@ -1,7 +1,6 @@
 """How good an encoder is: features, kNN, linear probes, fine-tuning, scores without labels."""
 
 from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
-from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
 from orchestra_flwr.evaluation.label_free import (
     LabelFreeScores,
@@ -21,7 +20,6 @@ __all__ = [
     "OwnClasses",
     "StreamingDrift",
     "evaluate",
-    "extract_features",
     "fewer_voters",
     "knn_accuracy",
     "label_free_scores",

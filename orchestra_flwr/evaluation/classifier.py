@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import Recipe, augment, epoch_batches
-from orchestra_flwr.evaluation.features import device_of, extract_features
+from orchestra_flwr.models import device_of, extract_features
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training.optimizers.sgd import SGD
 

@@ -1,58 +1,12 @@
 """Features of a frozen encoder, and the checks that every evaluation of features shares."""
 
 import hashlib
-import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from orchestra_flwr.config import Precision
-from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.models.batch_norm import is_counter
-from orchestra_flwr.models.image_batches import image_batches
-from orchestra_flwr.models.precision import passes_in
-
-
-def extract_features(
-    encoder: nn.Module,
-    images: Tensor,
-    batch_size: int,
-    *,
-    precision: Precision = "float32",
-    on_progress: OnProgress = no_progress,
-) -> Tensor:
-    """Features of all images, in their order, without augmentation or gradients.
-
-    The encoder works in evaluation mode (its running statistics stay as they are) and gets back
-    the mode that each of its modules had.
-
-    Args:
-        encoder: maps uint8 images (B, C, H, W) to features (B, dim).
-        images: (N, C, H, W) uint8, on any device.
-        batch_size: most images at once.
-        on_progress: called after each batch with how many images are done, and of how many.
-
-    Returns:
-        (N, dim) float32 on the encoder's device.
-
-    Raises:
-        ValueError: there are no images.
-    """
-    if len(images) == 0:
-        raise ValueError("no images to extract features from")
-    device = device_of(encoder)
-    batches: list[Tensor] = []
-    with evaluation_mode(encoder), torch.inference_mode(), passes_in(precision, device.type):
-        done = 0
-        for batch in image_batches(images, batch_size, device):
-            batches.append(encoder(batch.to(device)).float())
-            done += len(batch)
-            on_progress(done, len(images))
-    # Outside of inference mode cat makes an ordinary tensor, which autograd may use.
-    return torch.cat(batches)
 
 
 def feature_std(features: Tensor) -> float:
@@ -109,12 +63,6 @@ def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
         raise ValueError(f"{name}: {bad} of {len(features)} feature vectors are not finite")
 
 
-def device_of(encoder: nn.Module) -> torch.device:
-    """Where an encoder's weights are; the CPU if it has none."""
-    first = next(itertools.chain(encoder.parameters(), encoder.buffers()), None)
-    return torch.device("cpu") if first is None else first.device
-
-
 def weights_digest(*networks: nn.Module) -> str:
     """SHA-256 of the parameters and buffers of networks, without BatchNorm's counters of batches.
 
@@ -129,16 +77,3 @@ def weights_digest(*networks: nn.Module) -> str:
                 content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 digest.update(content.numpy())
     return digest.hexdigest()
-
-
-@contextmanager
-def evaluation_mode(encoder: nn.Module) -> Iterator[None]:
-    """Inside the block an encoder is in evaluation mode; then every module has its own again."""
-    # Module by module: a frozen part may be in another mode than the rest.
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

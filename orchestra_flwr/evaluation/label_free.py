@@ -10,8 +10,8 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from orchestra_flwr.config import AugmentationConfig, Normalisation
 from orchestra_flwr.data import SIMCLR, augment
-from orchestra_flwr.evaluation.features import device_of, effective_rank, evaluation_mode
-from orchestra_flwr.models import Backbone, image_batches, normalise
+from orchestra_flwr.evaluation.features import effective_rank
+from orchestra_flwr.models import Backbone, device_of, evaluation_mode, image_batches, normalise
 from orchestra_flwr.square_image import resize
 
 TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
+from orchestra_flwr.models import extract_features
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data import PLAIN, augment, epoch_batches
 from orchestra_flwr.evaluation.classifier import Classifier, Schedule, train_supervised
-from orchestra_flwr.evaluation.features import device_of
+from orchestra_flwr.models import device_of
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training.optimizers.adam import Adam
 

@@ -11,9 +11,7 @@ from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresCo
 from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.evaluation.features import (
     check_labelled,
-    device_of,
     effective_rank,
-    extract_features,
     feature_std,
 )
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
@@ -22,6 +20,7 @@ from orchestra_flwr.evaluation.knn import knn_accuracy, voters
 from orchestra_flwr.evaluation.linear_probe import PENALTY, fit_linear_probe, standard_error
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 from orchestra_flwr.evaluation.several_labels import mean_average_precision
+from orchestra_flwr.models import device_of, extract_features
 
 FIXED = "linear_fixed"  # the protocol whose probes all have the fixed penalty
 LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from

@@ -30,7 +30,14 @@ from orchestra_flwr.methods import (
     Step,
     role_of,
 )
-from orchestra_flwr.models import Backbone, build_backbone, build_head, ema_update, normalise
+from orchestra_flwr.models import (
+    Backbone,
+    build_backbone,
+    build_head,
+    ema_update,
+    evaluation_mode,
+    normalise,
+)
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
@@ -208,11 +215,8 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
 
     def _clean_features(self, images: Tensor) -> Tensor:
         """(B, D) target features of (B, C, H, W) uint8 images as they are, in evaluation mode."""
-        training = self.training
-        self.eval()
-        features = self._target_features(normalise(images / 255, self._normalisation))
-        self.train(training)
-        return features
+        with evaluation_mode(self):
+            return self._target_features(normalise(images / 255, self._normalisation))
 
     def _update_target(self) -> None:
         if self.settings.target:

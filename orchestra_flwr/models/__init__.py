@@ -2,7 +2,6 @@
 
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.batch_norm import BatchNormPolicy, check_statistics, recalibrated
-from orchestra_flwr.models.clean_features import clean_features
 from orchestra_flwr.models.ema import ema_update
 from orchestra_flwr.models.encoder import (
     Encoder,
@@ -12,8 +11,13 @@ from orchestra_flwr.models.encoder import (
     load_encoder,
     save_encoder,
 )
+from orchestra_flwr.models.features import (
+    device_of,
+    evaluation_mode,
+    extract_features,
+    image_batches,
+)
 from orchestra_flwr.models.heads import build_head
-from orchestra_flwr.models.image_batches import image_batches
 from orchestra_flwr.models.normalisation import normalise
 
 __all__ = [
@@ -24,10 +28,12 @@ __all__ = [
     "build_backbone",
     "build_head",
     "check_statistics",
-    "clean_features",
+    "device_of",
     "ema_update",
     "encoder_at",
     "encoder_of",
+    "evaluation_mode",
+    "extract_features",
     "image_batches",
     "load_encoder",
     "normalise",

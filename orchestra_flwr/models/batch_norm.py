@@ -40,6 +40,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import BatchNorm, Config, ConfigError, ModelConfig, Normalisation
 from orchestra_flwr.console.image_count import OnProgress, no_progress
+from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import normalise
 
 MEAN, VARIANCE = "running_mean", "running_var"  # the statistics, as torch calls them
@@ -287,7 +288,6 @@ def recalibrated(
     if len(images) < 2:
         raise ValueError(f"{len(images)} images: BatchNorm's statistics need at least 2")
     result = copy.deepcopy(backbone)
-    modes = [(module, module.training) for module in result.modules()]
     frozen = _frozen_norms(result)
     norms = [norm for _, norm in _norms(result) if norm not in frozen]
     if not norms:
@@ -295,22 +295,20 @@ def recalibrated(
     momenta = [norm.momentum for norm in norms]
     home = next(itertools.chain(result.parameters(), result.buffers())).device
     result.to(device := device or home)
-    result.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a mean over all batches, each of the same weight
-        norm.train()
     batches = max(1, min(math.ceil(len(images) / batch_size), len(images) // 2))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     done = 0
-    for chosen in torch.tensor_split(order.to(images.device), batches):
-        result(normalise(images[chosen].to(device).float() / 255, by))
-        done += len(chosen)
-        on_progress(done, len(images))
+    with evaluation_mode(result):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a mean over all batches, each of the same weight
+            norm.train()
+        for chosen in torch.tensor_split(order.to(images.device), batches):
+            result(normalise(images[chosen].to(device).float() / 255, by))
+            done += len(chosen)
+            on_progress(done, len(images))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-    for module, training in modes:
-        module.training = training
     return result.to(home)
 
 

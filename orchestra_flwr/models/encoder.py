@@ -24,7 +24,7 @@ from orchestra_flwr.files import read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
-from orchestra_flwr.models.image_batches import image_batches
+from orchestra_flwr.models.features import image_batches
 from orchestra_flwr.models.normalisation import normalise
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.square_image import AnyImage, square_image

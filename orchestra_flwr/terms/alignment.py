@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.methods import Batch, Method, Received, Step
-from orchestra_flwr.models import check_statistics, clean_features
+from orchestra_flwr.models import check_statistics, extract_features
 from orchestra_flwr.terms import Term
 
 Between = Literal["projector_projector", "projector_backbone", "predictor_projector"]
@@ -86,7 +86,8 @@ class Alignment(Term):
         """Computes the received model's features of all of the client's images."""
         assert received.state is not None
         backbone = _as_received(method, "backbone", received)
-        features = clean_features(backbone, received.images, self._normalisation, self._batch_size)
+        images, by = received.images, self._normalisation
+        features = extract_features(backbone, images, self._batch_size, by=by)
         if self._frozen == "projector":
             features = _projected(_as_received(method, "projector", received), features)
         self._target = features

@@ -18,10 +18,10 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
-from orchestra_flwr.evaluation import extract_features, label_free_scores
+from orchestra_flwr.evaluation import label_free_scores
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.methods import ordered_backbones
-from orchestra_flwr.models import Encoder, encoder_at, recalibrated
+from orchestra_flwr.models import Encoder, encoder_at, extract_features, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.seeding import numpy_generator, torch_generator

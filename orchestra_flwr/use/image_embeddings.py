@@ -17,10 +17,9 @@ from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
-from orchestra_flwr.evaluation.features import extract_features
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.models import Encoder
+from orchestra_flwr.models import Encoder, extract_features
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 from orchestra_flwr.training import torch_threads
 from orchestra_flwr.use.embedding_files import Embeddings

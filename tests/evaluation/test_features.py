@@ -5,16 +5,10 @@ from torch import nn
 from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.evaluation.features import (
     effective_rank,
-    extract_features,
     feature_std,
     weights_digest,
 )
 from orchestra_flwr.models import Encoder, EncoderSpec
-
-
-def images(count):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, 1, 8, 8), dtype=torch.uint8, generator=generator)
 
 
 def convnet():
@@ -22,48 +16,6 @@ def convnet():
     return Encoder(
         EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=1, image_size=8)
     )
-
-
-def test_features_are_those_of_each_image_alone_in_order():
-    encoder, x = convnet(), images(7)
-    alone = torch.cat([encoder(image[None]) for image in x])
-    features = extract_features(encoder, x, batch_size=3)
-    assert features.dtype == torch.float32
-    torch.testing.assert_close(features, alone)
-
-
-def test_a_network_in_training_keeps_its_statistics_and_each_modules_mode():
-    encoder, x = convnet(), images(5)
-    encoder.train()
-    frozen = next(m for m in encoder.modules() if isinstance(m, nn.BatchNorm2d))
-    frozen.eval()
-    before = {k: v.clone() for k, v in encoder.state_dict().items()}
-    modes = [m.training for m in encoder.modules()]
-    first = extract_features(encoder, x, batch_size=2)
-    assert [m.training for m in encoder.modules()] == modes
-    assert not all(modes)
-    assert any(modes)
-    torch.testing.assert_close(dict(encoder.state_dict()), before, rtol=0, atol=0)
-    torch.testing.assert_close(extract_features(encoder, x, batch_size=2), first, rtol=0, atol=0)
-
-
-def test_mode_is_restored_after_an_error():
-    encoder = convnet().train()
-    with pytest.raises(ValueError, match="expects images"):
-        extract_features(encoder, images(2)[:, :, :4], batch_size=2)
-    assert encoder.training
-
-
-def test_features_can_be_learned_from():
-    features = extract_features(convnet(), images(4), batch_size=2)
-    weight = torch.zeros(features.shape[1], requires_grad=True)
-    (features @ weight).sum().backward()
-    torch.testing.assert_close(weight.grad, features.sum(0))
-
-
-def test_no_images_are_refused():
-    with pytest.raises(ValueError, match="no images"):
-        extract_features(convnet(), images(0), batch_size=2)
 
 
 def test_feature_std_is_one_when_spread_out_and_zero_when_collapsed():
@@ -76,24 +28,6 @@ def test_feature_std_is_one_when_spread_out_and_zero_when_collapsed():
     assert feature_std(line) == pytest.approx(1)
     two_dims = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert feature_std(two_dims) == pytest.approx(0.5 * 2**0.5)
-
-
-def test_progress_of_the_passes():
-    seen = []
-    extract_features(
-        convnet(), images(7), batch_size=3, on_progress=lambda *counts: seen.append(counts)
-    )
-    assert seen == [(3, 7), (6, 7), (7, 7)]
-
-
-def test_features_in_bfloat16_are_those_in_float32_but_for_rounding():
-    encoder, x = convnet(), images(20)
-    exact = extract_features(encoder, x, batch_size=8)
-    rounded = extract_features(encoder, x, batch_size=8, precision="bfloat16")
-    assert rounded.dtype == torch.float32
-    error = (rounded - exact).norm() / exact.norm()
-    assert 1e-5 < error < 1e-2
-    torch.testing.assert_close(extract_features(encoder, x, batch_size=8), exact, rtol=0, atol=0)
 
 
 def test_a_digest_of_weights_changes_with_all_that_features_depend_on():

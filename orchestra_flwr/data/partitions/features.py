@@ -15,7 +15,7 @@ from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.models import Encoder, clean_features, encoder_at
+from orchestra_flwr.models import Encoder, encoder_at, extract_features
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 
 COMPONENTS = 30
@@ -83,7 +83,7 @@ class Features(Partition):
             return load_tensors(file)[0]["groups"], names
         except (OSError, DamagedFileError):
             pass
-        features = clean_features(encoder.backbone, images.images, encoder.spec.normalise, BATCH)
+        features = extract_features(encoder, images.images, BATCH)
         if not torch.isfinite(features).all() or (features == features[0]).all():
             raise ConfigError(
                 f"partition.encoder={self.settings.encoder}: makes no groups, the features of "

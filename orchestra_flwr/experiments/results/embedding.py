@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import balanced_subset, load_dataset
-from orchestra_flwr.evaluation import extract_features
 from orchestra_flwr.experiments.results.runs import Run, is_of_saved_weights, saved_weights
 from orchestra_flwr.files import read_json, write_atomically
-from orchestra_flwr.models import load_encoder
+from orchestra_flwr.models import extract_features, load_encoder
 
 FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
 MAX_IMAGES = 2000  # more are slow and hide each other

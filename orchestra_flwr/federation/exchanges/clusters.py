@@ -23,7 +23,7 @@ from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.federation.exchanges.base import Exchange, Offer, Result, Stage, Task
 from orchestra_flwr.methods import Role, release_of
-from orchestra_flwr.models import check_statistics, clean_features
+from orchestra_flwr.models import check_statistics, extract_features
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import derive
 from orchestra_flwr.training import Learner
@@ -253,7 +253,7 @@ def _backbone_features(offer: Offer) -> Tensor:
 def _features(offer: Offer) -> Tensor:
     backbone = offer.learner.method.get_submodule("backbone")
     by, batch_size = offer.config.data.normalise, offer.config.training.batch_size
-    return clean_features(backbone, offer.images, by, batch_size)
+    return extract_features(backbone, offer.images, batch_size, by=by)
 
 
 def _distance(offer: Offer, name: str, own: Tensor) -> float:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, limited_dataset
 from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
-from orchestra_flwr.evaluation.features import device_of, weights_digest
+from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
-from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, recalibrated
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, device_of, recalibrated
 from orchestra_flwr.models.batch_norm import INITIAL, RECALIBRATED, has_statistics
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import resolve_device, torch_threads

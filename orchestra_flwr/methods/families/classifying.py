@@ -11,7 +11,7 @@ from orchestra_flwr.data import SIMCLR, UNLABELLED
 from orchestra_flwr.methods import LearnsLabels, Received, StartsRounds, sees_labels
 from orchestra_flwr.methods.families.one_backbone import OneBackbone, Projecting
 from orchestra_flwr.methods.labels import LabelSettings, required_classes
-from orchestra_flwr.models import check_statistics, clean_features
+from orchestra_flwr.models import check_statistics, extract_features
 
 
 class SomeLabels(LearnsLabels, Projecting):
@@ -104,9 +104,7 @@ def class_probabilities(
         classifier: makes (B, K) logits of (B, dim) features.
         images: (n, C, H, W) uint8 on their device, n >= 1.
     """
-    training = backbone.training
-    features = clean_features(backbone, images, by, batch_size)
-    backbone.train(training)
+    features = extract_features(backbone, images, batch_size, by=by)
     probabilities: Tensor = classifier(features).float().softmax(1)
     return probabilities
 

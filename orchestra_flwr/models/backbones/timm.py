@@ -16,6 +16,7 @@ from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.extras import require
 from orchestra_flwr.models.backbones import Backbone, TrainedOn
 from orchestra_flwr.models.batch_norm import contains_batch_norm
+from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import nearest_normalisation
 from orchestra_flwr.seeding import seeded
 
@@ -142,17 +143,16 @@ class Timm(Backbone):
 
     def _width(self) -> int:
         """The number of features, found by a pass of two black images."""
-        training, size = self.model.training, self.settings.image_size
+        size = self.settings.image_size
         parameter = next(self.model.parameters())
         black = torch.zeros(2, self._channels, size, size, device=parameter.device)
-        with torch.no_grad():
+        with evaluation_mode(self.model), torch.no_grad():
             try:
-                features = self.model.eval()(black)
+                features = self.model(black)
             except (RuntimeError, AssertionError, ValueError) as error:
                 if parameter.is_meta:  # it looks at values, which are not there
                     raise
                 raise _unfit(self.settings, error) from error
-        self.model.train(training)
         return int(features.shape[1])
 
 

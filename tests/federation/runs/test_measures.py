@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.data import load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.evaluation import LabelFreeScores, extract_features, linear_accuracy
+from orchestra_flwr.evaluation import LabelFreeScores, linear_accuracy
 from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
@@ -19,7 +19,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS, METRICS
 from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.flower.arrays import from_record
-from orchestra_flwr.models import load_encoder, normalise
+from orchestra_flwr.models import extract_features, load_encoder, normalise
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner, torch_threads
 
