@@ -143,10 +143,16 @@ class Timeline:
         # Of replies that come at once others are first each time: else some would never count.
         ties = [derive(self.config.seed, "at once", task.client, repr(began)) for task in tasks]
         in_time.sort(key=lambda place: (ends[place], ties[place]))
-        made, skipped = enumerate(messages), dict[int, Message]()
+        made, waiting = enumerate(messages), dict[int, Message]()
+
+        def message_at(place: int) -> Message:
+            while place not in waiting:  # all are made in their order, as they are counted
+                waiting.update([next(made)])
+            return waiting.pop(place)
+
         while in_time and (count := needed()) > 0:
             wave, in_time = sorted(in_time[:count]), in_time[count:]
-            replies = grid.send_and_receive(_of_wave(wave, made, skipped))
+            replies = grid.send_and_receive(map(message_at, wave))
             for place, reply in zip(wave, replies, strict=True):
                 yield Arrival(place, reply, ends[place] - began)
             self.now = max(self.now, *(ends[place] for place in wave))
@@ -155,24 +161,6 @@ class Timeline:
         if needed() > 0:  # in vain: until the limit, or until nobody is at work any more
             self.now = max(self.now, min(began + limit, max(ends, default=began)))
         self._busy = {client: end for client, end in self._busy.items() if end > self.now}
-
-
-def _of_wave(
-    wave: Collection[int], made: Iterator[tuple[int, Message]], skipped: dict[int, Message]
-) -> Iterator[Message]:
-    """The messages at these places: of those that were made before, or of those to be made.
-
-    Made are all in their order, as they are counted; those of others wait for a later wave.
-    """
-    for place in wave:
-        if place in skipped:
-            yield skipped.pop(place)
-            continue
-        for number, message in made:
-            if number == place:
-                yield message
-                break
-            skipped[number] = message
 
 
 def _bytes(schemas: Schemas, name: str) -> int:
