@@ -20,8 +20,7 @@ from common import table, write
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
-from orchestra_flwr.federation.secure_aggregation.ring_codec import RingCodec
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, RingCodec
 from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner

@@ -18,8 +18,7 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_TEXT,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, codec_of
 from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.secure_sums import Confirmations, Occasion, SumClient, SumRefusedError

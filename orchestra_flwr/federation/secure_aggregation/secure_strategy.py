@@ -31,8 +31,7 @@ from orchestra_flwr.federation.messages.replies import (
     checked_contributions,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
-from orchestra_flwr.federation.secure_aggregation.ring_codec import MOST_METRICS
+from orchestra_flwr.federation.secure_aggregation.sum_codec import MOST_METRICS, codec_of
 from orchestra_flwr.federation.server.round_report import Dropped
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped

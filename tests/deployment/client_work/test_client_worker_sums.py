@@ -19,7 +19,7 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_TEXT,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
+from orchestra_flwr.federation.secure_aggregation.sum_codec import codec_of
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon
 from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer, primitives

@@ -4,7 +4,7 @@ import pytest
 
 from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas
-from orchestra_flwr.federation.secure_aggregation.codecs import codec_of
+from orchestra_flwr.federation.secure_aggregation.sum_codec import codec_of
 from orchestra_flwr.training import build_learner
 from tests.federation.secure_aggregation.test_secure_runs import SECURE, SIMCLR, Dropping, far
 

@@ -5,8 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.secure_aggregation.noisy_codec import NoisyCodec
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers
+from orchestra_flwr.federation.secure_aggregation.sum_codec import NoisyCodec, Numbers
 from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
 from orchestra_flwr.privacy.noisy_sums import NoisySum
 from orchestra_flwr.seeding import ClientSeed

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
-from orchestra_flwr.federation.secure_aggregation.ring_codec import RingCodec
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, RingCodec
 from orchestra_flwr.seeding import ClientSeed
 
 ENTRIES = (("w", (40, 5)), ("b", (7,)), ("n.running_var", (7,)))

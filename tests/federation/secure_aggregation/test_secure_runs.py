@@ -12,7 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
-from orchestra_flwr.federation.secure_aggregation import ring_codec
+from orchestra_flwr.federation.secure_aggregation import sum_codec
 from orchestra_flwr.federation.server import cohorts
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
@@ -204,7 +204,7 @@ def test_who_signs_wrongly_is_named_and_drops_out(tiny, federate, monkeypatch):
 
 def test_a_sum_that_is_not_plausible_ends_the_run(tiny, federate, monkeypatch):
     """One client sends what no mask covers: integers far from any that it may send."""
-    monkeypatch.setattr(ring_codec, "WIDE", 1e6)
+    monkeypatch.setattr(sum_codec, "WIDE", 1e6)
 
     def change(stage, client, reply):
         if (stage, client) == ("input", "0"):
@@ -230,7 +230,7 @@ def test_an_update_is_never_sent_as_it_is(tiny, federate):
 
 
 def test_what_clients_had_to_cut_is_said(tiny, federate, monkeypatch, capsys):
-    monkeypatch.setattr(ring_codec, "WIDE", 1e-9)
+    monkeypatch.setattr(sum_codec, "WIDE", 1e-9)
     run = federate(tiny(*SECURE, "federation.max_update=null"))
     assert run.records[-1]["clients"]["ok"] == 6
 
