@@ -17,10 +17,10 @@ from torch import Tensor
 from orchestra_flwr.config.sections import FederationConfig
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import with_prefix
-from orchestra_flwr.federation.server.best_encoder import BEST, BestEncoder
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.plausibility import LAST, with_last
 from orchestra_flwr.federation.server.round_report import RoundReport
+from orchestra_flwr.federation.server.run_encoders import BEST, BestEncoder
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
 from orchestra_flwr.reporting.kept_checkpoints import (

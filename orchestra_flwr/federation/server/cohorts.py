@@ -12,8 +12,8 @@ from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_record import named
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
+from orchestra_flwr.federation.server.run_records import named
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.privacy.secure_sums import MOST_CLIENTS

@@ -27,7 +27,7 @@ from orchestra_flwr.federation.messages.fields import (
     WANTED,
 )
 from orchestra_flwr.federation.server.members import ConnectedMembers
-from orchestra_flwr.federation.server.round_record import named
+from orchestra_flwr.federation.server.run_records import named
 from orchestra_flwr.files import read_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import payload_bytes, to_record

@@ -14,7 +14,6 @@ from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Exchange
-from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.checkpoint import (
     Position,
     forget_noise_key,
@@ -29,11 +28,15 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_messages import RoundMessages
-from orchestra_flwr.federation.server.round_record import named, overhead, round_record
 from orchestra_flwr.federation.server.round_report import RoundReport
-from orchestra_flwr.federation.server.run_encoders import NOT_EVALUATED, Evaluated, RunEncoders
+from orchestra_flwr.federation.server.run_encoders import (
+    NOT_EVALUATED,
+    BestEncoder,
+    Evaluated,
+    RunEncoders,
+)
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.run_summary import run_summary
+from orchestra_flwr.federation.server.run_records import named, overhead, round_record, run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of

@@ -8,10 +8,9 @@ from typing import Any
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.server.checkpoint import noise_key
 from orchestra_flwr.federation.server.round import Round
-from orchestra_flwr.federation.server.round_record import update_privacy
 from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.privacy.server_ledger import ServerLedger
-from orchestra_flwr.privacy.updates import add_noisy_round
+from orchestra_flwr.privacy.updates import add_noisy_round, composed_epsilon
 
 
 @dataclass
@@ -121,3 +120,29 @@ class RunPrivacy:
                 f"clients, it must be below {1 / clients:.3g}: this run is not covered by "
                 "differential privacy any more"
             )
+
+
+def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | str] | str:
+    """What differential privacy the encoders of the rounds so far have.
+
+    What it protects is a client with all its images; but a single image where clients also make
+    private releases, which protect no more than that and on which later updates depend. Epsilon
+    and that of the releases then add up.
+    """
+    privacy = config.privacy
+    if privacy.clip is None or not drawn:
+        return "not covered by differential privacy"
+    most = max(clients for clients, _, _ in drawn)
+    if privacy.noise_multiplier > 0 and privacy.delta >= 1 / most:
+        # Only real clients come to be more than the configuration knows.
+        return (
+            f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
+            f"1 / {most}, one by the clients that were there"
+        )
+    return {
+        "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
+        "delta": privacy.delta,
+        "clip": privacy.clip,
+        "noise_multiplier": privacy.noise_multiplier,
+        "protects": "a whole client" if privacy.epsilon is None else "an image",
+    }

@@ -107,7 +107,7 @@ class OrchestraStrategy(Strategy):
         Returns:
             No arrays: the models hold the new state. The weighted means of the clients' metrics.
             Whether a round may count is only known after its last stage:
-            :func:`orchestra_flwr.federation.server.round_check.check_round`.
+            :func:`orchestra_flwr.federation.server.round_messages.check_round`.
         """
         self.report.asked += len(self.stage.tasks)
         tasks = zip(self.stage.tasks, replies, strict=True)

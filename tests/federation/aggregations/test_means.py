@@ -3,7 +3,7 @@ import pytest
 
 from orchestra_flwr.config import Section
 from orchestra_flwr.federation.aggregations.mean import Mean
-from orchestra_flwr.federation.server.clipped_mean import ClippedMean
+from orchestra_flwr.federation.server.stage_update import ClippedMean
 from orchestra_flwr.federation.vector_blocks import BLOCK
 
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.federation.errors import FederationError
-from orchestra_flwr.federation.server.best_encoder import BestEncoder
 from orchestra_flwr.federation.server.evaluator import Evaluator
+from orchestra_flwr.federation.server.run_encoders import BestEncoder
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import build_learner, starting_learner
 

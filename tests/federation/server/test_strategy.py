@@ -20,7 +20,7 @@ from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.cohorts import cohort_seed, draw_cohort
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_check import check_round
+from orchestra_flwr.federation.server.round_messages import check_round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.flower.arrays import from_record, payload_bytes, to_record

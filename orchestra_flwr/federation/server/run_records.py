@@ -1,4 +1,4 @@
-"""What is recorded of a run's rounds: the lines of `metrics.jsonl`."""
+"""What is recorded of a run: the lines of `metrics.jsonl`, and what `summary.json` says of it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,12 +7,16 @@ from typing import Any
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import Drift, spread_over_clients
 from orchestra_flwr.federation.messages.fields import with_prefix
-from orchestra_flwr.federation.server.evaluator import Scores
+from orchestra_flwr.federation.server.checkpoint import Position
+from orchestra_flwr.federation.server.evaluator import OF_STATISTICS, Evaluator, Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
-from orchestra_flwr.privacy.updates import composed_epsilon
+from orchestra_flwr.federation.server.run_encoders import BestEncoder
+from orchestra_flwr.methods import Method, ordered_backbones
 
 MAX_NAMED = 5  # clients in a line
+# What a round's record may hold of the clients and models; the last round's stand in the summary.
+OF_ROUND = ("unsupervised", "drift", "clients_own", "models", "nodes", "consensus", "exchange")
 
 
 def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> dict[str, Any]:
@@ -85,27 +89,68 @@ def overhead(report: RoundReport, workers: int) -> float:
     return 1 - report.client_seconds / (workers * report.seconds)
 
 
-def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | str] | str:
-    """What differential privacy the encoders of the rounds so far have.
+def run_summary(
+    config: Config,
+    method: Method,
+    position: Position,
+    metrics: list[dict[str, Any]],
+    *,
+    evaluator: Evaluator,
+    best: BestEncoder,
+) -> dict[str, Any]:
+    """The entries of the encoder that is kept: scores, the start's beside them, and its round's.
 
-    What it protects is a client with all its images; but a single image where clients also make
-    private releases, which protect no more than that and on which later updates depend. Epsilon
-    and that of the releases then add up.
+    Args:
+        best: the encoder that is kept, where it is not the last one.
     """
-    privacy = config.privacy
-    if privacy.clip is None or not drawn:
-        return "not covered by differential privacy"
-    most = max(clients for clients, _, _ in drawn)
-    if privacy.noise_multiplier > 0 and privacy.delta >= 1 / most:
-        # Only real clients come to be more than the configuration knows.
-        return (
-            f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
-            f"1 / {most}, one by the clients that were there"
-        )
+    kept = position.round if best.round is None else best.round
+    until = [record for record in metrics if record["round"] <= kept]
+    scores = [record["scores"] for record in until if record.get("scores")]
+    backbones = list(ordered_backbones(method, config.evaluation.backbone))
+    summary = {
+        **_final_metrics(position, scores, backbones),
+        "batch_norm": evaluator.batch_norm,
+        **best.summary(until[-1], backbones[0]),
+    }
+    if evaluator.why_not:
+        summary["not_evaluated"] = evaluator.why_not
+    if before := metrics[0].get("unsupervised"):
+        summary.setdefault("untrained", {})["unsupervised"] = before
+    for key in OF_ROUND:
+        if found := until[-1].get(key):  # of an earlier round it would be another encoder's
+            summary[key] = found
+    return summary
+
+
+def _final_metrics(
+    position: Position, scores: list[Scores], backbones: list[str]
+) -> dict[str, Any]:
+    """The saved backbone's scores on top, the others and the untrained beside."""
+    kept, *others = backbones
+    metrics: dict[str, Any] = {}
+    if scores:
+        untrained = scores[0]
+        # Without any round of training the last scores are the first.
+        trained = {
+            name: {
+                key: value
+                for key, value in found.items()
+                if key != "batch_norm" and not key.endswith(OF_STATISTICS)
+            }
+            for name, found in scores[-1].items()
+        }
+        metrics = {
+            **trained[kept],
+            **{name: trained[name] for name in others if name in trained},
+            "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
+        }
     return {
-        "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
-        "delta": privacy.delta,
-        "clip": privacy.clip,
-        "noise_multiplier": privacy.noise_multiplier,
-        "protects": "a whole client" if privacy.epsilon is None else "an image",
+        **metrics,
+        "backbone": kept,
+        "rounds": position.round,
+        "seconds": position.seconds,
+        **({"virtual_seconds": position.clock["now"]} if position.clock else {}),
+        "bytes_up": position.bytes_up,
+        "bytes_down": position.bytes_down,
+        "k_anonymity": position.smallest_cluster,
     }
