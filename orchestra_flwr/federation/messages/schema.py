@@ -16,10 +16,10 @@ values: they are always float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class Schema:
     @cached_property
     def size(self) -> int:
         """Number of values."""
-        return sum(int(np.prod(shape)) for _, shape in self.entries)
+        return sum(math.prod(shape) for _, shape in self.entries)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,25 +90,21 @@ class Schema:
         if flat.shape != (self.size,):
             raise ValueError(f"expected {self.size} values, got an array {flat.shape}")
         source = as_tensor(flat)
-        return {
-            name: source[span].view(shape)
-            for (name, shape), span in zip(self.entries, self.spans, strict=True)
-        }
+        return {name: source[self.spans[name]].view(shape) for name, shape in self.entries}
 
     @cached_property
     def statistics(self) -> tuple[tuple[slice, bool], ...]:
         """Where BatchNorm's running statistics lie, and whether they are variances."""
-        return tuple(
-            (span, is_variance(name))
-            for (name, _), span in zip(self.entries, self.spans, strict=True)
-            if is_statistic(name)
-        )
+        spans = self.spans.items()
+        return tuple((span, is_variance(name)) for name, span in spans if is_statistic(name))
 
     @cached_property
-    def spans(self) -> tuple[slice, ...]:
-        """Where each tensor's values lie in the packed array."""
-        ends = np.cumsum([0, *(int(np.prod(shape)) for _, shape in self.entries)]).tolist()
-        return tuple(slice(start, end) for start, end in pairwise(ends))
+    def spans(self) -> dict[str, slice]:
+        """Where each tensor's values lie in the packed array, by its name."""
+        spans, end = {}, 0
+        for name, shape in self.entries:
+            spans[name] = slice(end, end := end + math.prod(shape))
+        return spans
 
 
 @dataclass(frozen=True)

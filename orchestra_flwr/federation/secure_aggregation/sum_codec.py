@@ -172,8 +172,8 @@ class RingCodec(SumCodec):
         self._uniform = uniform
         narrow, shared = schemas.wire != "float32", schemas.shared
         self._tensors = [  # name, bits of each value, and where they lie
-            (name, 16 if narrow and len(shape) >= 2 else 32, span)
-            for (name, shape), span in zip(shared.entries, shared.spans, strict=True)
+            (name, 16 if narrow and len(shape) >= 2 else 32, shared.spans[name])
+            for name, shape in shared.entries
         ]
 
     @property

@@ -75,11 +75,7 @@ class Models:
         build = config.server_optimizer.build
         self.optimizers: dict[str, ServerOptimizer] = {name: build(size) for name in self.names}
         trained = learner.trained()
-        self.trained_spans = [
-            span
-            for (name, _), span in zip(schemas.shared.entries, schemas.shared.spans, strict=True)
-            if name in trained
-        ]
+        self.trained_spans = [s for name, s in schemas.shared.spans.items() if name in trained]
 
     @property
     def first(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.evaluation import LabelFreeScores
@@ -68,16 +67,10 @@ class OrchestraStrategy(Strategy):
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
         self._good = 0  # replies, but for those that are not plausible beside the others
 
-    def configure_train(
-        self,
-        server_round: int,
-        arrays: ArrayRecord | None = None,
-        config: ConfigRecord | None = None,
-        grid: Grid | None = None,
-    ) -> Iterator[Message]:
+    def configure_train(self, server_round: int, *_: object, **__: object) -> Iterator[Message]:
         """One message for every task, in the tasks' order, made when it is asked for.
 
-        Flower's arguments are not read: the round is known, and each task names its models.
+        Flower's other arguments are not read: each task names its models.
         """
         for task, record in self._messages_per_task():
             entries = {**self._task_entries(task), **self.entries(task.client)}
@@ -165,13 +158,7 @@ class OrchestraStrategy(Strategy):
         self.report.summarise()
         return MetricRecord(dict(self.report.metrics))
 
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord | None = None,
-        config: ConfigRecord | None = None,
-        grid: Grid | None = None,
-    ) -> Iterator[Message]:
+    def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterator[Message]:
         """As :meth:`configure_train`, if clients are to score the encoder; else no message."""
         if not self._config.evaluation.asks_clients:
             return

@@ -108,7 +108,7 @@ def test_drift_is_that_of_what_clients_sent(config, federate, watched):
     trained = learner.trained()
     weights = np.array([n for _, n in sent.values()]) / sum(n for _, n in sent.values())
     expected = 0.0
-    for (name, _), span in zip(schema.entries, schema.spans, strict=True):
+    for name, span in schema.spans.items():
         if name in trained:
             states = np.stack([state[span].astype(np.float64) for state, _ in sent.values()])
             spread = weights @ ((states - weights @ states) ** 2)
