@@ -1,10 +1,11 @@
 """A client's side of one sum: what it sends in each stage, and what it refuses."""
 
-import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
 
 from orchestra_flwr.privacy.secure_sums import primitives
 from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, degree, quorum
@@ -21,7 +22,6 @@ from orchestra_flwr.privacy.secure_sums.transcript import (
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[str, bytes, bytes], bool]  # whether the client of this name signed these bytes
 STAGES = ("keys", "shares", "boxes", "input", "confirm", "unmask")
-KEPT = ("_stage", "_drawn", "_drawn_by", "_graph", "_basis", "_alive", "_survivors")  # as JSON
 OVER = "over"  # of a client that is through, or has refused something
 
 
@@ -35,45 +35,40 @@ class _Secrets:
     held: dict[str, bytes] = field(default_factory=dict)  # by whose they are: both shares
 
 
+@dataclass(eq=False, repr=False)  # its secrets stand in no log
 class SumClient:
     """One client in one sum.
 
     Whatever it refuses, a stage out of order too, is a :class:`SumRefusedError` that says why; then
     nothing more of this sum is answered.
-
-    Args:
-        name: the client's.
-        occasion: of the sum.
-        sign: by the client's registered key; None: it has none.
-        verify: knows the registered keys of all; None: the server is trusted to follow the
-            protocol, since it could invent the other clients.
-        least: clients whose vectors must be in the sum.
     """
 
-    def __init__(
-        self,
-        name: str,
-        occasion: Occasion,
-        *,
-        sign: Sign | None = None,
-        verify: Verify | None = None,
-        least: int = LEAST_COHORT,
-    ) -> None:
-        self.name = name
-        self.occasion = occasion
-        self._sign = sign or (lambda statement: b"")
-        self._verify = verify
-        self._least = max(least, LEAST_COHORT)
-        self._stage = STAGES[0]
-        self._secrets = _Secrets()
-        self._roster: dict[str, Advertisement] = {}
-        self._roster_digest = ""
-        self._drawn: list[str] = []  # neighbours of its own choice, who hold shares
-        self._drawn_by: list[str] = []  # neighbours that chose it
-        self._graph = ""  # a digest of who drew whom
-        self._basis = ""
-        self._alive: list[str] = []
-        self._survivors: list[str] = []
+    __pydantic_config__: ClassVar = ConfigDict(
+        defer_build=True, ser_json_bytes="hex", val_json_bytes="hex"
+    )
+
+    name: str  # the client's
+    occasion: Occasion  # of the sum
+    _: KW_ONLY
+    sign: Sign | None = None  # by the client's registered key; None: it has none
+    # Knows the registered keys of all; None: the server is trusted to follow the protocol, since it
+    # could invent the other clients.
+    verify: Verify | None = None
+    least: int = LEAST_COHORT  # clients whose vectors must be in the sum
+    # What follows changes from stage to stage.
+    _stage: str = STAGES[0]
+    _secrets: _Secrets = field(default_factory=_Secrets)
+    _roster: dict[str, Advertisement] = field(default_factory=dict)
+    _roster_digest: str = ""
+    _drawn: list[str] = field(default_factory=list)  # neighbours of its own choice, who hold shares
+    _drawn_by: list[str] = field(default_factory=list)  # neighbours that chose it
+    _graph: str = ""  # a digest of who drew whom
+    _basis: str = ""
+    _alive: list[str] = field(default_factory=list)
+    _survivors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.least = max(self.least, LEAST_COHORT)
 
     @property
     def count(self) -> int:
@@ -88,7 +83,7 @@ class SumClient:
             primitives.public_key(self._secrets.cipher_seed),
             primitives.public_key(self._secrets.mask_seed),
         )
-        signature = self._sign(own.statement(self.occasion))
+        signature = self._signed(own.statement(self.occasion))
         own = Advertisement(own.name, own.cipher_key, own.mask_key, signature)
         self._roster = {self.name: own}
         return own.fields()
@@ -201,7 +196,7 @@ class SumClient:
         masks = [(key, 1 if self.name < name else -1) for name, key in keys.items()]
         own = primitives.derived(self._secrets.own_seed, b"mask")
         primitives.add_masks(vector, [(own, 1), *masks])
-        return self._sign(self._view()).hex()
+        return self._signed(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
         """Its signature, in hexadecimal, of whose vectors are in the sum, which is written down.
@@ -216,7 +211,7 @@ class SumClient:
             confirmations.confirm(self.occasion, self._survivors)
         except SumRefusedError as error:
             self._refuse(str(error))
-        return self._sign(self._confirmed()).hex()
+        return self._signed(self._confirmed()).hex()
 
     def unmask(
         self, signatures: Mapping[str, str], views: Mapping[str, str]
@@ -267,28 +262,12 @@ class SumClient:
 
     def state(self) -> str:
         """All of it but `sign` and `verify`, with its secrets: only for who holds them anyway."""
-        kept = {name: getattr(self, name) for name in KEPT}
-        roster = [each.fields() for each in self._roster.values()]
-        kept |= {"roster": roster, "occasion": asdict(self.occasion), "name": self.name}
-        return json.dumps(kept | {"secrets": asdict(self._secrets)}, default=bytes.hex)
+        return _ADAPTER.dump_json(self, exclude={"sign", "verify"}).decode()
 
-    @classmethod
-    def from_state(cls, text: str, **arguments: Any) -> "SumClient":
-        """Reads :meth:`state`; `arguments` are those of the constructor that are not in it."""
-        kept = json.loads(text)
-        about = kept["occasion"]
-        layout = tuple((bits, size) for bits, size in about.pop("layout"))
-        client = cls(kept["name"], Occasion(**about, layout=layout), **arguments)
-        for name in KEPT:
-            setattr(client, name, kept[name])
-        client._roster = {fields[0]: Advertisement.of(fields) for fields in kept["roster"]}
-        client._roster_digest = roster_digest(client._roster.values())
-        seeds, held = kept["secrets"], kept["secrets"].pop("held")
-        client._secrets = _Secrets(
-            **{name: bytes.fromhex(seed) for name, seed in seeds.items()},
-            held={name: bytes.fromhex(pair) for name, pair in held.items()},
-        )
-        return client
+    @staticmethod
+    def from_state(text: str) -> "SumClient":
+        """Reads :meth:`state`; it has no key, and knows those of nobody."""
+        return _ADAPTER.validate_json(text)
 
     def _enter(self, stage: str) -> None:
         """Each stage once, and in its order."""
@@ -309,9 +288,9 @@ class SumClient:
         keys = [key for each in parsed for key in (each.cipher_key, each.mask_key)]
         if len({*names}) < len(names) or len({*keys}) < len(keys):
             self._refuse("a client or a key twice")
-        if not self._least <= len(parsed) <= MOST_CLIENTS:
+        if not self.least <= len(parsed) <= MOST_CLIENTS:
             self._refuse(
-                f"a sum of {len(parsed)} clients, {self._least} to {MOST_CLIENTS} are allowed"
+                f"a sum of {len(parsed)} clients, {self.least} to {MOST_CLIENTS} are allowed"
             )
         for each in parsed:
             statement = each.statement(self.occasion)
@@ -327,7 +306,7 @@ class SumClient:
             self._refuse(f"{what} of clients that are not in the sum, or twice")
         if self.name not in names:
             self._refuse(f"its own {what} are left out")
-        if len(names) < (needed := max(self._least, quorum(self.count))):
+        if len(names) < (needed := max(self.least, quorum(self.count))):
             self._refuse(f"{what} of {len(names)} of {self.count} clients, {needed} are needed")
         return sorted(names)
 
@@ -337,11 +316,14 @@ class SumClient:
     def _confirmed(self) -> bytes:
         return self.occasion.confirmation(self._view(), self._survivors)
 
+    def _signed(self, statement: bytes) -> bytes:
+        return b"" if self.sign is None else self.sign(statement)
+
     def _is_signed(self, name: str, statement: bytes, signature: str) -> bool:
-        if self._verify is None:
+        if self.verify is None:
             return True
         try:
-            return self._verify(name, statement, bytes.fromhex(signature))
+            return self.verify(name, statement, bytes.fromhex(signature))
         except (TypeError, ValueError):
             return False
 
@@ -364,3 +346,6 @@ class SumClient:
     def _forget(self) -> None:
         self._stage = OVER
         self._secrets = _Secrets(b"", b"", b"")
+
+
+_ADAPTER = TypeAdapter(SumClient)
