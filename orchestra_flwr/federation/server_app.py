@@ -9,7 +9,7 @@ from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.population import check_before_images, evaluation_dataset
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.simulation import load_checked
 from orchestra_flwr.federation.split_record import recorded_split
@@ -39,6 +39,6 @@ def main(grid: Grid, context: Context) -> None:
         members = SimulatedMembers(streaming, population.parts)
         images = evaluation_dataset(named, population)
         evaluator = Evaluator(named, images, progress.images_evaluated)
-        run_federation(
+        FederationRun(
             streaming, named, members, evaluator=evaluator, folder=folder, progress=progress
-        )
+        ).run()

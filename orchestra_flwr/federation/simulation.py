@@ -20,7 +20,7 @@ from orchestra_flwr.federation.population import (
     load_population,
 )
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
@@ -101,7 +101,7 @@ def simulate(
         progress.message(f"clients at the same time: {workers}")
         if trial is not None and (line := first_estimate(config, trial, workers)):
             progress.message(line)
-        return run_federation(
+        return FederationRun(
             grid,
             config,
             members,
@@ -109,7 +109,7 @@ def simulate(
             folder=folder,
             progress=progress,
             workers=workers,
-        )
+        ).run()
 
     with (
         recorded_split(config, population, folder),

@@ -13,7 +13,7 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -137,7 +137,7 @@ def federate(tmp_path):
         population = load_population(config)
         made = grid(app)
         with make_progress(shown, config.federation.rounds) as progress:
-            summary = run_federation(
+            summary = FederationRun(
                 made,
                 config,
                 members(made, population.parts),
@@ -145,7 +145,7 @@ def federate(tmp_path):
                 folder=folder,
                 progress=progress,
                 delivery=delivery(made, folder),
-            )
+            ).run()
         state = load_file(folder.checkpoint / LATEST)
         records = folder.read_metrics()
         return SimpleNamespace(summary=summary, folder=folder, records=records, state=state)

@@ -18,7 +18,7 @@ from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.encoder_delivery import EncoderDelivery
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import ConnectedMembers
 from orchestra_flwr.flower.server_task import server_task
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
@@ -70,7 +70,7 @@ def serve(channel: Channel, task: dict[str, Any]) -> None:
             note=note("delivery"),
             queued=bool(task["queued"]),
         )
-        summary = run_federation(
+        summary = FederationRun(
             streaming,
             config.model_copy(update={"init": server_config.init, "model": server_config.model}),
             members,
@@ -78,5 +78,5 @@ def serve(channel: Channel, task: dict[str, Any]) -> None:
             folder=folder,
             progress=progress,
             delivery=delivery if server_config.share.encoder else None,
-        )
+        ).run()
     channel.send({"event": "finished", "summary": summary})

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -57,54 +57,44 @@ from orchestra_flwr.training import usable_cpus
 from orchestra_flwr.training.process_memory import used_memory
 
 
-def run_federation(
-    grid: Grid,
-    config: Config,
-    members: Members,
-    *,
-    evaluator: Evaluator,
-    folder: RunFolder,
-    progress: Progress,
-    workers: int | None = None,
-    delivery: EncoderDelivery | None = None,
-) -> dict[str, Any]:
-    """Runs or resumes a whole federation and leaves a complete run folder.
-
-    Args:
-        grid: yields replies in the order of the messages.
-        members: the clients; asked for before every round.
-        evaluator: of the run, with the server's own images if it has any.
-        folder: where everything is written; a checkpoint in it is continued.
-        workers: clients that are trained at the same time, where that is known.
-        delivery: sends the encoder to the clients; None: nobody does.
-
-    Returns:
-        The summary, as it stands in `summary.json`.
-
-    Raises:
-        FederationError: too few clients answered well, or the run cannot be stored or resumed.
-    """
-    try:
-        run = _Run(grid, config, members, evaluator, folder, progress, workers, delivery)
-        return run.run()
-    except OSError as error:
-        raise FederationError(f"cannot write the run folder {folder.path}: {error}") from error
-
-
 @dataclass
-class _Run:
-    """One call of :func:`run_federation`, with its arguments."""
+class FederationRun:
+    """A whole federation, run or resumed, that leaves a complete run folder."""
 
-    grid: Grid
+    grid: Grid  # yields replies in the order of the messages
     config: Config
-    members: Members
-    evaluator: Evaluator
-    folder: RunFolder
+    members: Members  # the clients; asked for before every round
+    _: KW_ONLY
+    evaluator: Evaluator  # of the run, with the server's own images if it has any
+    folder: RunFolder  # where everything is written; a checkpoint in it is continued
     progress: Progress
-    workers: int | None
-    delivery: EncoderDelivery | None
+    workers: int | None = None  # clients trained at the same time, where that is known
+    delivery: EncoderDelivery | None = None  # sends the encoder to the clients; None: nobody does
 
-    def __post_init__(self) -> None:
+    def run(self) -> dict[str, Any]:
+        """Runs all rounds that are left.
+
+        Returns:
+            The summary, as it stands in `summary.json`.
+
+        Raises:
+            FederationError: too few clients answered well, or the run cannot be stored or resumed.
+        """
+        try:
+            self._prepare()
+            with self._trackers() as self.trackers:
+                try:
+                    return self._run()
+                except FederationError:
+                    if self.work is not None:
+                        self.work.give_up()
+                    raise
+        except OSError as error:
+            raise FederationError(
+                f"cannot write the run folder {self.folder.path}: {error}"
+            ) from error
+
+    def _prepare(self) -> None:
         config, members, folder, progress = self.config, self.members, self.folder, self.progress
         exchange: Exchange = config.exchange.build()
         self.models = starting_models(config, exchange, members, folder)
@@ -146,15 +136,6 @@ class _Run:
             self.grid, self.federation, members, folder, progress, self.timeline, self.work
         )
 
-    def run(self) -> dict[str, Any]:
-        with self._trackers() as self.trackers:
-            try:
-                return self._run()
-            except FederationError:
-                if self.work is not None:
-                    self.work.give_up()
-                raise
-
     def _trackers(self) -> Trackers:
         identity = run_id(self.folder.checkpoint) if self.config.logging.trackers else ""
         run = TrackedRun(
@@ -166,7 +147,7 @@ class _Run:
             raise FederationError(str(error)) from error
 
     @cached_property
-    def estimate(self) -> RunEstimate:
+    def _estimate(self) -> RunEstimate:
         here = self.workers is not None  # whether clients are trained on this machine
         return RunEstimate(
             self.config,
@@ -234,7 +215,7 @@ class _Run:
             rounds = range(number, self.config.federation.rounds + 1)
             images = [round_.images[client] for client in round_.cohort]  # some may have left
             in_one_stage = images if self.federation.exchange.private else None
-            self.estimate.round_started(
+            self._estimate.round_started(
                 len(rounds), sum(map(self.encoders.is_due, rounds)), in_one_stage
             )
         if exchanged:
@@ -242,7 +223,7 @@ class _Run:
             self.messages.exchange(round_, report)
             report.seconds = time.perf_counter() - started
         if number > 0:
-            self.estimate.round_ended(report.seconds)
+            self._estimate.round_ended(report.seconds)
         if scored:
             self.messages.ask_for_scores(round_, report)
         if evaluated and not self.encoders.is_before(number):
@@ -312,14 +293,14 @@ class _Run:
 
     def _client_done(self, client: str, ok: bool) -> None:
         self.progress.client_done(client, ok)
-        self.estimate.client_done(self.members.images.get(client, 0))  # it may have left
+        self._estimate.client_done(self.members.images.get(client, 0))  # it may have left
 
     def _evaluate(self, number: int) -> Evaluated:
         began = time.perf_counter()
         when = f"after round {number}" if number else "before training"
         with self.progress.phase(f"evaluating the encoder {when}"):
             evaluated = self.encoders.evaluate(number)
-        self.estimate.evaluation = time.perf_counter() - began
+        self._estimate.evaluation = time.perf_counter() - began
         return evaluated
 
     def _show(self, record: dict[str, Any], report: RoundReport, scores: Scores | None) -> None:

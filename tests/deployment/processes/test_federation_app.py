@@ -13,6 +13,7 @@ from orchestra_flwr.deployment.channel.json_pipe import Channel
 from orchestra_flwr.deployment.processes import federation_app, federation_run
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.flower.streaming_grid import EngineStoppedError
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.reporting import RunFolder
@@ -57,7 +58,7 @@ def test_a_server_can_keep_its_encoder(shared, tmp_path, monkeypatch):
     given = {}
     monkeypatch.setattr(federation_run, "server_task", lambda *_: nullcontext())
     monkeypatch.setattr(federation_run, "SuperLinkGrid", lambda *_, **__: None)
-    monkeypatch.setattr(federation_run, "run_federation", lambda *_, **named: given.update(named))
+    monkeypatch.setattr(FederationRun, "run", lambda run: given.update(vars(run)))
     monkeypatch.setattr(RunFolder, "resume", RunFolder)
     ours, theirs = Pipe()
     task = {"config": config.to_json(), "folder": str(tmp_path), "ca": "", "socket": "", "run": 1}

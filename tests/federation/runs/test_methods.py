@@ -12,7 +12,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import check_population, load_population
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.methods import release_of
@@ -42,14 +42,14 @@ def run(config):
     members = SimulatedMembers(grid, population.parts)
     folder = RunFolder.create(config)
     with make_progress("off", config.federation.rounds) as progress:
-        summary = run_federation(
+        summary = FederationRun(
             grid,
             config,
             members,
             evaluator=Evaluator(config, population.dataset),
             folder=folder,
             progress=progress,
-        )
+        ).run()
     return summary, folder, grid.heard
 
 

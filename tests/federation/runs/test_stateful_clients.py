@@ -14,7 +14,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.reporting import RunFolder, make_progress
@@ -36,10 +36,10 @@ def run(config, app=client_app, folder=None):
     population = load_population(config)
     grid = InlineGrid(app)
     with make_progress("off", config.federation.rounds) as progress:
-        summary = run_federation(
+        summary = FederationRun(
             grid, config, SimulatedMembers(grid, population.parts),
             evaluator=Evaluator(config, population.dataset), folder=folder, progress=progress,
-        )  # fmt: skip
+        ).run()  # fmt: skip
     return summary, folder
 
 

@@ -28,7 +28,7 @@ from orchestra_flwr.federation.population import (
 from orchestra_flwr.federation.server import loop
 from orchestra_flwr.federation.server.checkpoint import KEY_FILE, load_checkpoint
 from orchestra_flwr.federation.server.evaluator import Evaluator
-from orchestra_flwr.federation.server.loop import run_federation
+from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.flower.arrays import from_record, to_record
@@ -51,10 +51,10 @@ def federate(config, folder, progress, app=client_app, workers=None):
     population = load_population(config)
     grid = InlineGrid(app)
     members = SimulatedMembers(grid, population.parts)
-    return run_federation(
+    return FederationRun(
         grid, config, members, evaluator=Evaluator(config, population.dataset), folder=folder,
         progress=progress, workers=workers,
-    )  # fmt: skip
+    ).run()  # fmt: skip
 
 
 def as_ever(message, context):
@@ -551,14 +551,14 @@ def test_more_clients_than_delta_protects_are_told_and_end_the_guarantee(config,
     population, grid = load_population(many), InlineGrid(app)
     folder, members = RunFolder.create(few), SimulatedMembers(grid, population.parts)
     with make_progress("plain", 1) as progress:
-        summary = run_federation(
+        summary = FederationRun(
             grid,
             few,
             members,
             evaluator=Evaluator(few, population.dataset),
             folder=folder,
             progress=progress,
-        )
+        ).run()
     assert summary["privacy"]["updates"] == (
         "not covered by differential privacy: privacy.delta=0.3 must be below 1 / 4, "
         "one by the clients that were there"
