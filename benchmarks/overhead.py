@@ -43,7 +43,8 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
     population = Population(replace(population.dataset, train=unlabelled), population.parts)
     ray.client_app = app
     clock = Clock(rounds)
-    simulation.simulate(config, population, RunFolder.create(config), clock)
+    engine = simulation.check_resources(config)
+    simulation.simulate(config, population, RunFolder.create(config), clock, engine)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     trained = [json.loads(line) for line in lines][1:]
     assert all(record["clients"]["ok"] == COHORT for record in trained)

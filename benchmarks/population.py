@@ -29,7 +29,7 @@ def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
 
     from orchestra_flwr.config import load_config
     from orchestra_flwr.federation.population import Population, load_population
-    from orchestra_flwr.federation.simulation import simulate
+    from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.reporting import RunFolder
 
     config = load_config([
@@ -49,7 +49,8 @@ def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
     unlabelled = replace(labelled, labels=None)  # nothing to evaluate with
     dataset = replace(population.dataset, train=unlabelled)
     clock = Clock(rounds)
-    simulate(config, Population(dataset, parts), RunFolder.create(config), clock)
+    engine, population = check_resources(config), Population(dataset, parts)
+    simulate(config, population, RunFolder.create(config), clock, engine)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     trained = [json.loads(line) for line in lines][1:]
     assert all(record["clients"]["ok"] == COHORT for record in trained)
