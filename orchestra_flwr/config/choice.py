@@ -113,6 +113,9 @@ class Choice(Section):
 class Plugin:
     """Base class of all plug-ins.
 
+    Args:
+        settings: the plug-in's own options, an object of its `Settings`.
+
     Class attributes:
         Settings: its own options; a :class:`Section` with a default for each.
         uses: keys of choices that only plug-ins which name them here read, such as "clustering".
@@ -120,6 +123,9 @@ class Plugin:
 
     Settings: ClassVar[type[Section]] = Section
     uses: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
 
     @classmethod
     def check(cls, config: Any) -> None:

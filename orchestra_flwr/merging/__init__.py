@@ -44,9 +44,6 @@ class Merging(Plugin, ABC):
     remembers: ClassVar[bool] = True
     local_norms: ClassVar[bool] = False
 
-    def __init__(self, settings: object) -> None:
-        self.settings = settings
-
     @classmethod
     def override_roles(cls, learner: Learner) -> RoleOverride | None:
         """A function of a tensor's full name and role to the role it gets; None: roles stay.

@@ -80,7 +80,7 @@ ABILITIES = (
 )
 
 
-class Method(Plugin, nn.Module, ABC):
+class Method(nn.Module, Plugin, ABC):
     """A self-supervised (or supervised) method that clients train together.
 
     The trained backbone is its child `backbone`. Where it has a projector or a predictor, these

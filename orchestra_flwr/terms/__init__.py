@@ -10,7 +10,7 @@ from orchestra_flwr.config import Config, Plugin
 from orchestra_flwr.methods import Batch, Method, Received, Role, Step
 
 
-class Term(Plugin, nn.Module, ABC):
+class Term(nn.Module, Plugin, ABC):
     """A part of the loss; its weight is `terms.<name>.weight`, and at 0 nothing is built.
 
     Class attributes:

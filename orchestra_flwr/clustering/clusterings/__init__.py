@@ -17,7 +17,7 @@ LOCAL_CENTROIDS = "local_centroids"  # the array that clients contribute
 MAX_POINTS = 2**14  # all pairwise distances of so many are 2 GB
 
 
-class Clustering(Plugin, nn.Module, ABC):
+class Clustering(nn.Module, Plugin, ABC):
     """A client's side of clustering; the server uses only its first centroids.
 
     Its tensors never leave the client, and are gone after the round.

@@ -23,16 +23,10 @@ class Partition(Plugin, ABC):
         needs_labels: whether images without labels are refused before `split` is called.
         without_pixels: whether `groups`, where a partition has its own, looks at no pixels, so that
             a split can be tried before images are decoded.
-
-    Args:
-        settings: the partition's own options, an object of its `Settings`.
     """
 
     needs_labels: ClassVar[bool] = True
     without_pixels: ClassVar[bool] = False
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
 
     def check_files(self, channels: int, size: int) -> None:
         """Refuses a file that the options name, before images of this kind are read.

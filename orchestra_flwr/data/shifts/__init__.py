@@ -1,7 +1,6 @@
 """The ways in which clients' images can differ in looks, for `shift.name`: one file each."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +21,7 @@ class Shift(Plugin, ABC):
 
     A simulation applies it where a client's images are selected, in every round alike; test images
     and the images of real clients stay as they are.
-
-    Args:
-        settings: the shift's own options, an object of its `Settings`.
     """
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
 
     @abstractmethod
     def apply(self, images: Tensor, indices: Tensor, client: str, seed: int) -> Tensor:

@@ -4,7 +4,6 @@ They show what an aggregation withstands (`experiment=poisoning`). Real clients 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +14,7 @@ from orchestra_flwr.seeding import numpy_generator
 
 
 class Attack(Plugin):
-    """What an attacker does to its images, and to what it sends; nothing, unless overridden.
-
-    Args:
-        settings: the plug-in's options.
-    """
+    """What an attacker does to its images, and to what it sends; nothing, unless overridden."""
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -29,9 +24,6 @@ class Attack(Plugin):
             raise ValueError(
                 f"attack.clients={count}: must be at most federation.clients={clients}"
             )
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
 
     def poisoned(self, images: Tensor) -> Tensor:
         """The images that an attacker trains on instead of its own.

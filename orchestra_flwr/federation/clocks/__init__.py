@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from orchestra_flwr.config import Plugin
 
@@ -47,17 +47,11 @@ class Device:
 class Clock(Plugin, ABC):
     """Says what devices the clients of a simulation are.
 
-    Args:
-        settings: the plug-in's options under `clock.`.
-
     Class attributes:
         keeps_time: whether clients have devices, by which they can be late.
     """
 
     keeps_time: ClassVar[bool] = True
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
 
     @abstractmethod
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:

@@ -131,9 +131,6 @@ class Exchange(Plugin, ABC):
                     f"exchange={config.exchange.name}, it is accounted for one model and one stage"
                 )
 
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-
     def models(self, clients: Sequence[str]) -> tuple[str, ...]:
         """Names of the server's models; :meth:`evaluated` says which are evaluated and saved.
 

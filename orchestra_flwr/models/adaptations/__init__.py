@@ -5,7 +5,6 @@ nothing of it: an adaptation sees their backbones alone, and heads are always tr
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import nn
 
@@ -16,9 +15,6 @@ from orchestra_flwr.models.batch_norm import statistics_of
 
 class Adaptation(Plugin, ABC):
     """Which tensors of a backbone are trained."""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
 
     def prepare(self, backbone: Backbone) -> None:
         """Adds what is trained beside the network's own weights, in place; nothing by default.

@@ -24,7 +24,7 @@ class TrainedOn(NamedTuple):
     normalise: Normalisation
 
 
-class Backbone(Plugin, FreezableNorms):
+class Backbone(FreezableNorms, Plugin):
     """Images (B, channels, H, W), normalised, to features (B, dim).
 
     Class attributes:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from orchestra_flwr.config import Plugin
 
@@ -47,9 +47,6 @@ class Schedule(Plugin, ABC):
     """
 
     changes: ClassVar[bool] = True
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
 
     @abstractmethod
     def factor(self, progress: LocalProgress) -> float:
