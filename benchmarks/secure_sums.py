@@ -20,7 +20,7 @@ from common import table, write
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, RingCodec
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, RingCodec, Start
 from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner
@@ -60,6 +60,7 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
     """One sum of `count` clients, of whom the last `lost` send no vector."""
     codec, size = RingCodec(model), model.shared.size
     received = np.random.default_rng(0).normal(0, 0.05, size).astype(np.float32)
+    start = Start(received, count)
     change = np.random.default_rng(1).normal(0, 0.001, size).astype(np.float32)
     server, at_server = SumServer("run", 1, codec.layout), Meter()
     names = [f"client-{i:03}" for i in range(count)]
@@ -83,7 +84,7 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
     for name in names[: count - lost]:
         meter = meters[name]
         numbers, seed = Numbers(1, 100, 0, {"loss/contrastive": 5.0}), ClientSeed(0, 1, name)
-        vector = meter(codec.encode, received + change, received, numbers, count, seed)
+        vector = meter(codec.encode, received + change, start, numbers, seed)
         view = meter(clients[name].mask, alive, vector)
         meter.up += sum(part.nbytes for part in vector)
         meter.down += len(json.dumps(alive))
@@ -93,7 +94,7 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
     signatures = server.signatures
     stage(survivors, lambda _: (signatures, server.views), "unmask", "take_unmasking")
     total = at_server(server.total)
-    mean, _ = at_server(codec.decode, total, received, count, len(survivors), ["loss/contrastive"])
+    mean, _ = at_server(codec.decode, total, start, len(survivors), ["loss/contrastive"])
     # A vector's weights are not cut here, so that the mean is what all have sent.
     error = float(np.linalg.norm(mean - received - change) / np.linalg.norm(change))
     one = meters[names[0]]

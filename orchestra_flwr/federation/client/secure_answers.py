@@ -18,7 +18,7 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_TEXT,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, codec_of
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, Start, codec_of
 from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.secure_sums import Confirmations, Occasion, SumClient, SumRefusedError
@@ -112,7 +112,7 @@ class SecureAnswers:
         if client.config.privacy.noise_multiplier > 0:
             metrics = {}  # their names might tell what no noise covers
         seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
-        vector = codec.encode(trained, before, numbers, current.count, seed)
+        vector = codec.encode(trained, Start(before, current.count), numbers, seed)
         view = current.mask(asked["alive"], vector, basis)
         reply = self._reply(task, {"metrics": sorted(metrics), "view": view})
         masked = {f"ring{8 * part.itemsize}": part for part in vector}

@@ -31,7 +31,7 @@ from orchestra_flwr.federation.messages.replies import (
     checked_contributions,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.sum_codec import MOST_METRICS, codec_of
+from orchestra_flwr.federation.secure_aggregation.sum_codec import MOST_METRICS, Start, codec_of
 from orchestra_flwr.federation.server.round_report import Dropped
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
@@ -207,9 +207,8 @@ class SecureStrategy(OrchestraStrategy):
         model = self._models.first
         names = self._names.most_common(1)[0][0]
         try:
-            state, numbers = self._codec.decode(
-                total, update.as_received(model), len(self._sum.roster()), len(survivors), names
-            )
+            start = Start(update.as_received(model), len(self._sum.roster()))
+            state, numbers = self._codec.decode(total, start, len(survivors), names)
         except ValueError as error:
             raise FederationError(f"round {self.round.number}: {error}") from error
         for span, is_variance in self._schemas.shared.statistics:

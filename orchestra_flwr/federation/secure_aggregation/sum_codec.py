@@ -15,6 +15,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
 from orchestra_flwr.privacy.noisy_sums import NoisySum
+from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.updates import clipped_update
 from orchestra_flwr.seeding import ClientSeed
 
@@ -36,6 +37,14 @@ class Numbers:
     metrics: Mapping[str, float]  # losses and measures, by name
 
 
+@dataclass(frozen=True)
+class Start:
+    """What all clients of a sum begin with."""
+
+    received: np.ndarray  # (size,) float32 state before training
+    clients: int  # how many they are: there may be so many in the sum
+
+
 class SumCodec(ABC):
     """Encodes one client's update, and decodes the sum of all."""
 
@@ -55,20 +64,13 @@ class SumCodec(ABC):
 
     @abstractmethod
     def encode(
-        self,
-        trained: np.ndarray,
-        received: np.ndarray,
-        numbers: Numbers,
-        clients: int,
-        seed: ClientSeed,
-    ) -> list[np.ndarray]:
+        self, trained: np.ndarray, start: Start, numbers: Numbers, seed: ClientSeed
+    ) -> Vector:
         """A client's integers, in the parts of the layout.
 
         Args:
             trained: (size,) float32 state after training.
-            received: (size,) float32 state before it.
             numbers: of the client; `cut` is found here.
-            clients: that the sum began with: there may be so many in it.
             seed: of the rounding, and in simulations of noise.
 
         Raises:
@@ -77,12 +79,7 @@ class SumCodec(ABC):
 
     @abstractmethod
     def decode(
-        self,
-        total: Sequence[np.ndarray],
-        received: np.ndarray,
-        clients: int,
-        survivors: int,
-        names: Sequence[str],
+        self, total: Vector, start: Start, survivors: int, names: Sequence[str]
     ) -> tuple[np.ndarray, Numbers]:
         """The mean of the clients' states, and the sums of their numbers.
 
@@ -120,18 +117,13 @@ class NoisyCodec(SumCodec):
 
     @np.errstate(over="ignore", invalid="ignore")  # `rounded` refuses it
     def encode(
-        self,
-        trained: np.ndarray,
-        received: np.ndarray,
-        numbers: Numbers,
-        clients: int,
-        seed: ClientSeed,
-    ) -> list[np.ndarray]:
+        self, trained: np.ndarray, start: Start, numbers: Numbers, seed: ClientSeed
+    ) -> Vector:
         """Clipped, rounded within the norm, and covered by this client's share of noise."""
-        noisy = NoisySum(self.noise, clients, self._size)
+        noisy = NoisySum(self.noise, start.clients, self._size)
         if not np.isfinite(trained).all():
             raise ValueError("the update is not finite")
-        scaled = clipped_update(received, trained, self._clip)
+        scaled = clipped_update(start.received, trained, self._clip)
         scaled *= noisy.scale(self._clip)
         generator = np.random.default_rng(seed.generator("wire").initial_seed())
         integers = noisy.rounded(scaled, generator)
@@ -141,17 +133,12 @@ class NoisyCodec(SumCodec):
         return [integers.astype("<i4", copy=False).view("<u4")]
 
     def decode(
-        self,
-        total: Sequence[np.ndarray],
-        received: np.ndarray,
-        clients: int,
-        survivors: int,
-        names: Sequence[str],
+        self, total: Vector, start: Start, survivors: int, names: Sequence[str]
     ) -> tuple[np.ndarray, Numbers]:
         """All clients count alike; of numbers there are none."""
-        noisy = NoisySum(self.noise, clients, self._size)
+        noisy = NoisySum(self.noise, start.clients, self._size)
         update = total[0].view("<i4") / (noisy.scale(self._clip) * survivors)
-        return (received + update).astype(np.float32), Numbers(survivors, 0, 0, {})
+        return (start.received + update).astype(np.float32), Numbers(survivors, 0, 0, {})
 
 
 class RingCodec(SumCodec):
@@ -186,20 +173,15 @@ class RingCodec(SumCodec):
         return (*parts, (64, len(FIXED) + MOST_METRICS))
 
     def encode(
-        self,
-        trained: np.ndarray,
-        received: np.ndarray,
-        numbers: Numbers,
-        clients: int,
-        seed: ClientSeed,
-    ) -> list[np.ndarray]:
+        self, trained: np.ndarray, start: Start, numbers: Numbers, seed: ClientSeed
+    ) -> Vector:
         """Cut to the range and rounded; the numbers come last."""
         generator = np.random.default_rng(seed.generator("wire").initial_seed())
         parts: dict[int, list[np.ndarray]] = {16: [], 32: []}
         cut = False
         for name, bits, span in self._tensors:
-            levels, step = self._levels(bits, received[span], clients)
-            update = trained[span] - received[span]
+            levels, step = self._levels(bits, start.received[span], start.clients)
+            update = trained[span] - start.received[span]
             if not np.isfinite(update).all():
                 raise ValueError(f"the update of {name} is not finite")
             scaled = update.astype(np.float64) * (numbers.weight / step)
@@ -211,12 +193,7 @@ class RingCodec(SumCodec):
         return [*found, self._as_integers(numbers, cut)]
 
     def decode(
-        self,
-        total: Sequence[np.ndarray],
-        received: np.ndarray,
-        clients: int,
-        survivors: int,
-        names: Sequence[str],
+        self, total: Vector, start: Start, survivors: int, names: Sequence[str]
     ) -> tuple[np.ndarray, Numbers]:
         """Refuses weights that are not of so many clients, each at most 1."""
         *parts, last = total
@@ -230,12 +207,12 @@ class RingCodec(SumCodec):
             )
         places = {8 * part.itemsize: 0 for part in parts}
         arrays = {8 * part.itemsize: part.view(f"<i{part.itemsize}") for part in parts}
-        mean = received.copy()
+        mean = start.received.copy()
         for _, bits, span in self._tensors:
-            _, step = self._levels(bits, received[span], clients)
-            start = places[bits]
-            places[bits] = stop = start + span.stop - span.start
-            mean[span] += arrays[bits][start:stop] * (step / numbers.weight)
+            _, step = self._levels(bits, start.received[span], start.clients)
+            first = places[bits]
+            places[bits] = stop = first + span.stop - span.start
+            mean[span] += arrays[bits][first:stop] * (step / numbers.weight)
         return mean, numbers
 
     @staticmethod

@@ -19,7 +19,7 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_TEXT,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.sum_codec import codec_of
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Start, codec_of
 from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon
 from orchestra_flwr.privacy.secure_sums import Confirmations, SumClient, SumServer, primitives
@@ -157,7 +157,7 @@ def test_its_update_is_in_the_sum_and_nowhere_else(talk, said):
     total = one.server.total()
     learner, schemas = model_of(one.config)
     before = schemas.shared.pack(learner.state(Role.SHARED))
-    mean, sums = codec_of(one.config, schemas).decode(total, before, 4, 4, names)
+    mean, sums = codec_of(one.config, schemas).decode(total, Start(before, 4), 4, names)
     moved = np.abs(mean - before).max()
     assert 0 < moved < 10 and sums.images == 20 and sums.weight == 4  # all count alike
     masked = one.sent[3][ARRAYS]["ring32"].numpy()

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.secure_aggregation.sum_codec import NoisyCodec, Numbers
+from orchestra_flwr.federation.secure_aggregation.sum_codec import NoisyCodec, Numbers, Start
 from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
 from orchestra_flwr.privacy.noisy_sums import NoisySum
 from orchestra_flwr.seeding import ClientSeed
@@ -13,11 +13,12 @@ from orchestra_flwr.seeding import ClientSeed
 SIZE, CLIP, CLIENTS = 5000, 2.0, 6
 NUMBERS = Numbers(1.0, 77, 0, {"loss/a": 3.0})
 RECEIVED = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+START = Start(RECEIVED, CLIENTS)
 
 
 def encoded(state, client="0", noise=1.0, secret=False, round_=1):
     made, seed = NoisyCodec(SIZE, CLIP, noise), ClientSeed(0, round_, client, secret)
-    return made.encode(state, RECEIVED, NUMBERS, CLIENTS, seed)
+    return made.encode(state, START, NUMBERS, seed)
 
 
 def moved(by):
@@ -32,7 +33,7 @@ def test_the_mean_is_that_of_clipped_updates():
     lengths = (0.5, 1.0, 2.0, 100.0)
     parts = [encoded(moved(by), str(by), 1e-3) for by in lengths]
     total = [np.sum([part for (part,) in parts], axis=0, dtype=np.uint32)]
-    mean, numbers = made.decode(total, RECEIVED, CLIENTS, 4, ())
+    mean, numbers = made.decode(total, START, 4, ())
     expected = moved((0.5 + 1 + 2 + 2) / 4)
     assert mean.dtype == np.float32 and np.linalg.norm(mean - expected) < 0.05
     assert (numbers.weight, numbers.images, numbers.metrics) == (4, 0, {})
@@ -70,6 +71,6 @@ def test_what_is_not_finite_is_not_sent(value):
 @pytest.mark.parametrize(("clip", "received"), [(5e-324, 1.0), (1.0, np.nan), (1.0, np.inf)])
 def test_a_server_cannot_undo_the_clip_by_what_it_sends(clip, received):
     made = NoisyCodec(SIZE, clip, 1.0)
-    before = np.full(SIZE, received, np.float32)
+    start = Start(np.full(SIZE, received, np.float32), CLIENTS)
     with pytest.raises(ValueError, match="that its clip does not bound"):
-        made.encode(moved(3.0), before, NUMBERS, CLIENTS, ClientSeed(0, 1, "0"))
+        made.encode(moved(3.0), start, NUMBERS, ClientSeed(0, 1, "0"))

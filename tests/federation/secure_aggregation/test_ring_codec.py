@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra_flwr.federation.messages.schema import Schema, Schemas
-from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, RingCodec
+from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, RingCodec, Start
 from orchestra_flwr.seeding import ClientSeed
 
 ENTRIES = (("w", (40, 5)), ("b", (7,)), ("n.running_var", (7,)))
@@ -29,7 +29,7 @@ def encoded(made, states, received, weights=None, clients=None, metrics=()):
     weights = weights or [1.0] * len(states)
     metrics = metrics or [{}] * len(states)
     return added([
-        made.encode(state, received, numbers(weight, **each), clients or len(states),
+        made.encode(state, Start(received, clients or len(states)), numbers(weight, **each),
                     ClientSeed(0, 1, str(i)))
         for i, (state, weight, each) in enumerate(zip(states, weights, metrics, strict=True))
     ])  # fmt: skip
@@ -49,10 +49,10 @@ def test_no_sum_overflows_whatever_is_sent(clients, seed, size):
     """All clients at the end of the range, and beyond it: the mean is that end."""
     received = np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
     made = codec()
-    one = made.encode(received + np.float32(size) * np.float32(1e9), received, numbers(), clients,
-                      ClientSeed(0, 1, "a"))  # fmt: skip
+    far, start = received + np.float32(size) * np.float32(1e9), Start(received, clients)
+    one = made.encode(far, start, numbers(), ClientSeed(0, 1, "a"))
     total = [part * part.dtype.type(clients) for part in one]
-    mean, sums = made.decode(total, received, clients, clients, ())
+    mean, sums = made.decode(total, start, clients, ())
     assert np.all(mean > received) and sums.cut == sums.weight == clients
     largest = np.abs(received[:200]).max()
     assert np.allclose(mean[:200] - received[:200], largest, rtol=1e-4)
@@ -68,7 +68,7 @@ def test_the_mean_is_that_of_the_weighted_updates():
         made = codec(wire)
         metrics = [{"loss/a": i, "seconds": 2.0} for i in range(5)]
         total = encoded(made, states, received, weights, metrics=metrics)
-        mean, sums = made.decode(total, received, 5, 5, ["seconds", "loss/a"])
+        mean, sums = made.decode(total, Start(received, 5), 5, ["seconds", "loss/a"])
         assert np.abs(mean - expected).max() < apart and mean.dtype == np.float32
         assert sums.weight == pytest.approx(sum(weights)) and sums.images == 50 and not sums.cut
         assert sums.metrics["loss/a"] / sums.weight == pytest.approx(
@@ -83,7 +83,8 @@ def test_rounding_has_no_bias():
     made, clients = codec(), 1000
     step = 1 / ((2**15 - 1) // clients)
     states = [received + np.float32(step / 4)] * clients
-    mean, _ = made.decode(encoded(made, states, received), received, clients, clients, ())
+    total = encoded(made, states, received)
+    mean, _ = made.decode(total, Start(received, clients), clients, ())
     assert np.abs((mean - received)[:200].mean() / (step / 4) - 1) < 0.02
 
 
@@ -91,7 +92,7 @@ def test_one_that_cuts_is_counted():
     received = np.ones(SIZE, np.float32)
     far = received + np.float32(3)
     total = encoded(codec(), [received, far, received], received)
-    assert codec().decode(total, received, 3, 3, ())[1].cut == 1
+    assert codec().decode(total, Start(received, 3), 3, ())[1].cut == 1
 
 
 @pytest.mark.parametrize("what", ["state", "metric", "many"])
@@ -102,7 +103,7 @@ def test_what_is_not_finite_is_not_sent(what):
         {"m": np.inf} if what == "metric" else {f"m{i}": 0.0 for i in range(65 * (what == "many"))}
     )
     with pytest.raises(ValueError, match="the update of w is not finite|measure is not|65 metrics"):
-        codec().encode(state, received, numbers(**metrics), 3, ClientSeed(0, 1, "a"))
+        codec().encode(state, Start(received, 3), numbers(**metrics), ClientSeed(0, 1, "a"))
 
 
 @pytest.mark.parametrize("weights", [[0, 0, 0], [1, 1, 1.5], [1, -1, -0.5]])
@@ -111,7 +112,7 @@ def test_a_sum_whose_weights_cannot_be_is_none(weights):
     received = np.zeros(SIZE, np.float32)
     total = encoded(codec(), [received] * 3, received, weights)
     with pytest.raises(ValueError, match="weights of all clients together are .*, they must be"):
-        codec().decode(total, received, 3, 3, ())
+        codec().decode(total, Start(received, 3), 3, ())
 
 
 def test_where_all_count_alike_no_weight_that_is_sent_is_read():
@@ -120,5 +121,5 @@ def test_where_all_count_alike_no_weight_that_is_sent_is_read():
     made = RingCodec(Schemas(Schema(ENTRIES), Schema(()), "int8"), uniform=True)
     honest = encoded(made, [state] * 3, received)
     lying = [*honest[:-1], honest[-1] + np.uint64(10**6 * 2**24)]
-    means = [made.decode(total, received, 3, 3, ())[0] for total in (honest, lying)]
+    means = [made.decode(total, Start(received, 3), 3, ())[0] for total in (honest, lying)]
     assert np.array_equal(*means) and np.allclose(means[0], state, atol=1e-3)
