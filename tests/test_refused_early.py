@@ -10,12 +10,12 @@ import pytest
 from orchestra_flwr import simulate
 from orchestra_flwr.cli import main, server_main
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.image_files import file_lists
+from orchestra_flwr.data.image_files import image_rows
 from orchestra_flwr.folder_lock import locked
 
 PHOTOS = ("data=image_folder", "data.root=photos", "engine=inline")
 FLAT = ("data=image_folder", "data.root=flat", "engine=inline")
-DECODE = file_lists.decode_files
+DECODE = image_rows.decode_files
 NOISE = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
 
 
@@ -36,7 +36,7 @@ def place(tmp_path, monkeypatch):
     def decoded(*_):
         pytest.fail("images are read")
 
-    monkeypatch.setattr(file_lists, "decode_files", decoded)
+    monkeypatch.setattr(image_rows, "decode_files", decoded)
     return tmp_path
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written(place, capsys):
 
 def test_a_run_that_another_process_continues(place, capsys, tiny_overrides, monkeypatch):
     with monkeypatch.context() as whole:
-        whole.setattr(file_lists, "decode_files", DECODE)
+        whole.setattr(image_rows, "decode_files", DECODE)
         assert main([*tiny_overrides, "run_dir=run", "federation.rounds=1"]) == 0
     with locked(Path("run")):
         assert main(["resume=run"]) == 2

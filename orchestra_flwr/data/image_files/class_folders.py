@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
-from orchestra_flwr.data.image_files.file_lists import Contents, FileList
+from orchestra_flwr.data.image_files.image_rows import Contents, Rows
 from orchestra_flwr.data.images import UNLABELLED
 from orchestra_flwr.files import at_home
 
@@ -28,10 +28,10 @@ def survey(root: str) -> tuple[int, int, int]:
     """
     path = at_home(root)
     with Archive(path) as archive:
-        contents = arrange(path, archive.files())
+        contents = arrange(path, archive)
     train = contents.train
-    labelled = 0 if train.labels is None else int((train.labels != UNLABELLED).sum())
-    return len(train.files), labelled, len(contents.test.files)
+    labelled = 0 if train.targets is None else int((train.targets != UNLABELLED).sum())
+    return len(train.names), labelled, len(contents.test.names) if contents.test else 0
 
 
 def class_folders(files: list[ImageFile]) -> list[str | None]:
@@ -43,11 +43,11 @@ def class_folders(files: list[ImageFile]) -> list[str | None]:
     placed = _without_outer_folders([(file.parts, file) for file in files])
     if any(parts[0] in SPLIT_FOLDERS for parts, _ in placed):
         placed = [(parts[1:] if parts[0] in SPLIT_FOLDERS else (), file) for parts, file in placed]
-    return _class_folders(placed)
+    return [name for _, name in _with_classes(placed)]
 
 
-def arrange(root: Path, files: list[ImageFile]) -> Contents:
-    """Divides files into training and test images, and by class.
+def arrange(root: Path, archive: Archive) -> Contents:
+    """Divides the files of an archive into training and test images, and by class.
 
     Returns:
         Training files, test files and the names of the classes, in the order of their folders
@@ -56,10 +56,12 @@ def arrange(root: Path, files: list[ImageFile]) -> Contents:
     Raises:
         ConfigError: there are no images, or their folders are not as `LAYOUT` says.
     """
+    files = archive.files()
     if not files:
         raise wrong_root(root, f"holds no images; expected {LAYOUT}")
-    train, test = _splits(root, _without_outer_folders([(file.parts, file) for file in files]))
-    names, test_names = _class_folders(train), _class_folders(test)
+    placed = _without_outer_folders([(file.parts, file) for file in files])
+    train, test = map(_with_classes, _splits(root, placed))
+    names, test_names = ([name for _, name in part] for part in (train, test))
     if any(test_names) and None in test_names:
         raise wrong_root(root, "has images in test/ that lie in no class folder")
     if test and not any(test_names):
@@ -75,7 +77,8 @@ def arrange(root: Path, files: list[ImageFile]) -> Contents:
     if unknown:
         raise wrong_root(root, f"test/{printable(unknown[0])} is no class of the training images")
     shown = tuple(map(printable, classes))
-    return Contents(_file_list(train, classes), _file_list(test, classes), shown)
+    tested = Rows.of_files(archive, test, classes) if test else None
+    return Contents(Rows.of_files(archive, train, classes), tested, shown)
 
 
 # Files with the parts of their paths below the current folder.
@@ -122,10 +125,6 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
     return below["train"], below["test"]
 
 
-def _class_folders(placed: Placed) -> list[str | None]:
-    """The class folder of each file, None for a file in no folder."""
-    return [parts[0] if len(parts) > 1 else None for parts, _ in placed]
-
-
-def _file_list(placed: Placed, classes: tuple[str, ...]) -> FileList:
-    return FileList.of([file for _, file in placed], _class_folders(placed), classes)
+def _with_classes(placed: Placed) -> list[tuple[ImageFile, str | None]]:
+    """Files with their class folders, None for a file in no folder."""
+    return [(file, parts[0] if len(parts) > 1 else None) for parts, file in placed]

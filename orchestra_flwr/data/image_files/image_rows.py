@@ -1,17 +1,19 @@
-"""Images that lines of a table describe: what each shows, whose it is, and where it is read."""
+"""Images before they are read: what each shows, whose it is, and where it comes from."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.data.image_files import GroupOptions
+from orchestra_flwr.data.image_files import CacheOptions, GroupOptions
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoded_cache import cache_dir, cache_key, cached
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
@@ -85,38 +87,60 @@ class Rows:
         read: gives an image's file.
         targets: what each shows, UNLABELLED if that is not known; None if it is of none.
         groups: whose each is; None if that is not known.
-        identity: differs between two versions of the images; values that JSON can hold.
+        identity: of the images of some of the names, differs between two versions of them; values
+            that JSON can hold.
+        are_paths: whether the names are paths below `data.root`.
     """
 
     names: Sequence[str]
     read: Callable[[str], bytes]
     targets: Targets | None
     groups: Sequence[str] | None
-    identity: Any
+    identity: Callable[[Sequence[str]], Any]
+    are_paths: bool = False
 
-    def limited(self, limit: int | None, groups: int | None = None) -> "Rows":
-        """At most `limit` images, of each class alike, and of at most so many groups.
+    @classmethod
+    def of_files(
+        cls,
+        archive: Archive,
+        files: Sequence[tuple[ImageFile, str | None]],
+        classes: Sequence[str],
+    ) -> "Rows":
+        """Files of an archive, each with the name of its class; None: it is in none."""
+        number: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
+        number[None] = UNLABELLED
+        targets = np.array([number[name] for _, name in files], dtype=np.int64)
+        found = {file.name: file for file, _ in files}
 
-        Groups are drawn at random, the same ones for every seed; a larger number contains a
-        smaller one.
+        def identity(some: Sequence[str]) -> list[Any]:
+            return archive.identity([found[name] for name in some])
+
+        shown = targets if classes else None
+        return cls([*found], archive.read, shown, None, identity, are_paths=True)
+
+    def limited(self, limit: int | None) -> "Rows":
+        """At most `limit` images, of each class alike."""
+        labels: Any = None if self.targets is None or self.targets.ndim > 1 else self.targets
+        return self.only(balanced_subset(labels, len(self.names), limit))
+
+    def of_groups(self, count: int) -> "Rows":
+        """The images of at most so many groups.
+
+        They are drawn at random, the same ones for every seed; a larger number contains a smaller
+        one.
 
         Raises:
-            ConfigError: groups are limited, and nothing says whose an image is.
+            ConfigError: nothing says whose an image is.
         """
-        among = np.arange(len(self.names))
-        if groups is not None:
-            if self.groups is None:
-                raise ConfigError(f"data.groups={groups}: data.group must name a column")
-            owners, owner = np.unique(np.array(self.groups), return_inverse=True)
-            drawn = np.random.default_rng(SUBSET_SEED).permutation(len(owners))[:groups]
-            among = np.flatnonzero(np.isin(owner, drawn))
-        targets = None if self.targets is None else self.targets[among]
-        labels: Any = None if targets is None or targets.ndim > 1 else targets
-        return self._of(among[balanced_subset(labels, len(among), limit)])
+        if self.groups is None:
+            raise ConfigError(f"data.groups={count}: data.group must name a column")
+        owners, owner = np.unique(np.array(self.groups), return_inverse=True)
+        drawn = np.random.default_rng(SUBSET_SEED).permutation(len(owners))[:count]
+        return self.only(np.flatnonzero(np.isin(owner, drawn)))
 
     def labelled(self) -> "Rows":
         """Without the images whose class is not known; all, where none is."""
-        return self if self.targets is None else self._of(np.flatnonzero(~self.unlabelled))
+        return self if self.targets is None else self.only(np.flatnonzero(~self.unlabelled))
 
     @property
     def unlabelled(self) -> NDArray[np.bool_]:
@@ -125,7 +149,8 @@ class Rows:
             return np.zeros(len(self.names), dtype=bool)
         return np.equal(self.targets, UNLABELLED)
 
-    def _of(self, chosen: NDArray[np.int64]) -> "Rows":
+    def only(self, chosen: NDArray[np.int64]) -> "Rows":
+        """Those at some positions, in this order."""
         indices = chosen.tolist()
         return replace(
             self,
@@ -134,67 +159,144 @@ class Rows:
             groups=None if self.groups is None else [self.groups[index] for index in indices],
         )
 
-    def images(self, classes: tuple[str, ...], decoded: Decoded | None = None) -> ImageSet:
-        """The decoded images; None: all, without pixels. Files lie in the folder of their group."""
-        good = range(len(self.names)) if decoded is None else decoded.good
-        pixels = torch.empty(len(good), 3, 0, 0, dtype=torch.uint8)
-        files: tuple[str, ...] = ()
+    def images(self, classes: tuple[str, ...], pixels: Tensor | None = None) -> ImageSet:
+        """With their pixels; None: without. Files of groups lie in the folders of these."""
+        files = tuple(self.names) if self.are_paths else ()
         if self.groups is not None:
-            named = ((self.groups[i], self.names[i].rpartition("/")[2]) for i in good)
-            files = tuple(f"{folder_name(group)}/{name}" for group, name in named)
-        targets = None if self.targets is None else torch.from_numpy(self.targets[list(good)])
+            named = zip(self.groups, self.names, strict=True)
+            files = tuple(
+                f"{folder_name(group)}/{name.rpartition('/')[2]}" for group, name in named
+            )
+        targets = None if self.targets is None else torch.from_numpy(self.targets)
         kind = "tags" if targets is not None and targets.ndim > 1 else "labels"
         return ImageSet(
-            pixels if decoded is None else decoded.images,
+            torch.empty(len(self.names), 3, 0, 0, dtype=torch.uint8) if pixels is None else pixels,
             classes=() if targets is None else classes,
             files=files,
             **{kind: targets},
         )
 
 
-def load_rows(
-    train: Rows,
-    test: Rows | None,
-    classes: tuple[str, ...],
+@dataclass(frozen=True)
+class Contents:
+    """What a source holds.
+
+    Attributes:
+        train: the training images.
+        test: the test images, if there are any.
+        classes: the names of the classes of both, as text that can be shown anywhere.
+    """
+
+    train: Rows
+    test: Rows | None
+    classes: tuple[str, ...]
+
+    def dataset(self, name: str, decoded: Decoded | None = None) -> Dataset:
+        """The images that were decoded, those of training first; None: all, without pixels."""
+        count = len(self.train.names)
+        everything = range(count + len(self.test.names if self.test else ()))
+        good = np.array(everything if decoded is None else decoded.good, dtype=np.int64)
+        first, second = good[good < count], good[good >= count] - count
+        pixels = (None, None) if decoded is None else decoded.images.tensor_split([len(first)])
+        train, test = self.train.only(first).images(self.classes, pixels[0]), None
+        if self.test is not None and train.targets is not None:
+            tested = self.test.only(second).images(self.classes, pixels[1])
+            test = replace(tested, files=()) if len(tested) and tested.targets is not None else None
+        if decoded is None:
+            return Dataset(name, train, test)
+        return Dataset(
+            name, train, test, decoded.broken, decoded.unread, shorter_side=decoded.shorter_side
+        )
+
+
+def load_files(
+    contents: Contents,
+    root: Path,
     data: DataConfig,
-    options: GroupOptions,
-    *,
-    facts: Sequence[Any],
+    options: CacheOptions,
     listed: Callable[[Dataset], None],
 ) -> Dataset:
-    """Decodes images, or reads them from the cache.
+    """Decodes the files of an archive, or reads them from the cache.
 
     Args:
-        classes: their names.
+        root: where the archive is, for messages.
         data: size and limits.
-        options: the number of groups, and the cache.
-        facts: what else decides what is decoded; values that JSON can hold.
+        options: the cache.
         listed: is called with the images without pixels before they are decoded.
 
     Raises:
         ConfigError: no training image can be read, or `listed` refuses them.
     """
+
+    def facts(chosen: Contents) -> list[Any]:
+        train, test = chosen.train, chosen.test
+        tested = train.identity([]) if test is None else test.identity(test.names)
+        return [chosen.classes, train.identity(train.names), tested]
+
+    return _load(contents, data, options, listed, where=f"data.root={root}", facts=facts)
+
+
+def load_rows(
+    contents: Contents,
+    data: DataConfig,
+    options: GroupOptions,
+    given: Sequence[Any],
+    listed: Callable[[Dataset], None],
+) -> Dataset:
+    """The same of the lines of a table. Test images without a label are left out.
+
+    Args:
+        options: the number of groups, and the cache.
+        given: what else decides what is decoded; values that JSON can hold.
+    """
+    train, test = contents.train, contents.test
     for rows, kind in ((train, "training"), (test, "test")):
         if rows is not None:
             missing = int(rows.unlabelled.sum())
             warn_of_unlabelled(f"data={data.name}", kind, missing, len(rows.names))
-    train = train.limited(data.train_limit, options.groups)
-    test = None if test is None else test.labelled().limited(data.test_limit)
-    parts = [part for part in (train, test) if part is not None]
+    if options.groups is not None:
+        train = train.of_groups(options.groups)
     limits = [] if options.groups is None else [options.groups]
-    key = cache_key(data.image_size, *facts, [_facts(train), test and _facts(test)], *limits)
+
+    def facts(chosen: Contents) -> list[Any]:
+        return [*given, [_facts(chosen.train), chosen.test and _facts(chosen.test)], *limits]
+
+    contents = Contents(train, test and test.labelled(), contents.classes)
+    return _load(contents, data, options, listed, where=f"data={data.name}", facts=facts)
+
+
+def _load(
+    contents: Contents,
+    data: DataConfig,
+    options: CacheOptions,
+    listed: Callable[[Dataset], None],
+    *,
+    where: str,
+    facts: Callable[[Contents], Sequence[Any]],
+) -> Dataset:
+    """The limits choose among the images, before anything is decoded."""
+    test = contents.test and contents.test.limited(data.test_limit)
+    chosen = Contents(contents.train.limited(data.train_limit), test, contents.classes)
+    parts = [rows for rows in (chosen.train, test) if rows is not None]
+    names = [name for rows in parts for name in rows.names]
+    readers = {name: rows.read for rows in parts for name in rows.names}
+
+    def read(name: str) -> bytes:
+        return readers[name](name)
 
     def decode() -> Dataset:
-        listed(_dataset(data.name, classes, parts))
-        decoded = [decode_files(part.names, part.read, data.image_size) for part in parts]
-        if not decoded[0].good:
-            first = ": ".join(decoded[0].broken[0]) if decoded[0].broken else "there is none"
-            raise ConfigError(f"data={data.name}: no training image can be read ({first})")
-        return _dataset(data.name, classes, parts, decoded)
+        listed(chosen.dataset(data.name))
+        decoded = decode_files(names, read, data.image_size)
+        count = len(chosen.train.names)
+        if not decoded.good or decoded.good[0] >= count:
+            first = ": ".join(decoded.broken[0]) if count else "there is none"
+            raise ConfigError(f"{where}: no training image can be read ({first})")
+        return chosen.dataset(data.name, decoded)
 
     def readable(unread: Collection[str]) -> bool:
-        return any(any_readable(unread, part.names, part.read) for part in parts)
+        return any_readable(unread, names, read)
 
+    key = cache_key(data.image_size, *facts(chosen))
     return cached(cache_dir(options.cache), data.name, key, decode, readable)
 
 
@@ -204,23 +306,7 @@ def _facts(rows: Rows) -> list[Any]:
     # hidden: their caches are not used.
     shown = ["hidden"] if targets is None else [*targets.shape[1:]]
     some = ["some hidden"] if rows.unlabelled.any() else []
-    return [rows.identity, len(rows.names), *shown, *some]
-
-
-def _dataset(
-    name: str, classes: tuple[str, ...], parts: Sequence[Rows], decoded: Sequence[Decoded] = ()
-) -> Dataset:
-    """Of training and maybe test images; without `decoded` they have no pixels."""
-    sets = [
-        replace(rows, groups=None if position else rows.groups).images(classes, images)
-        for position, (rows, images) in enumerate(zip_longest(parts, decoded))
-    ]
-    tested = all(each.targets is not None and len(each) for each in sets)
-    skipped = tuple(each for part in decoded for each in part.broken)
-    unread = tuple(each for part in decoded for each in part.unread)
-    side = decoded[0].shorter_side if decoded else None
-    test = sets[1] if len(sets) > 1 and tested else None
-    return Dataset(name, sets[0], test, skipped, unread, shorter_side=side)
+    return [rows.identity(rows.names), len(rows.names), *shown, *some]
 
 
 def _is_hidden(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import GroupOptions
-from orchestra_flwr.data.image_files.image_rows import Classes, Rows, load_rows
+from orchestra_flwr.data.image_files.image_rows import Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.extras import require
@@ -55,18 +55,16 @@ class HuggingFace(Source):
         name = self.settings.test or next((n for n in TEST_SPLITS if n in splits), None)
         test = self._split(splits, "test", name) if name else None
         columns = _Columns(train, self.settings)
-        return load_rows(
+        contents = Contents(
             columns.rows(train, "train"),
             None if test is None else columns.rows(test, "test"),
             columns.classes.names,
-            self.data,
-            self.settings,
-            facts=[
-                [self.settings.image, self.settings.label],
-                self.settings.group and [self.settings.group, "%2F"],  # in a name, for a slash
-            ],
-            listed=self.listed,
         )
+        given = [
+            [self.settings.image, self.settings.label],
+            self.settings.group and [self.settings.group, "%2F"],  # in a name, for a slash
+        ]
+        return load_rows(contents, self.data, self.settings, given, self.listed)
 
     def _split(self, splits: Mapping[str, Any], key: str, name: str) -> Any:
         if name not in splits:
@@ -121,7 +119,7 @@ class _Columns:
             read=read,
             targets=self.classes.targets(self._values(split, self._label)) if labelled else None,
             groups=None if values is None else [str(value) for value in values],
-            identity=str(split._fingerprint),
+            identity=lambda names: str(split._fingerprint),
         )
 
     @staticmethod

@@ -6,7 +6,7 @@ from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.data.image_files.class_folders import arrange, survey
-from orchestra_flwr.data.image_files.file_lists import load_files
+from orchestra_flwr.data.image_files.image_rows import load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 
@@ -41,5 +41,5 @@ class ImageFolder(Source):
         """
         root = self.settings.place(f"a folder or a zip of images for data={self.data.name}")
         with Archive(root) as archive:
-            contents = arrange(root, archive.files())
-            return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)
+            contents = arrange(root, archive)
+            return load_files(contents, root, self.data, self.settings, self.listed)

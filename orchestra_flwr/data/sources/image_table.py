@@ -10,7 +10,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions, GroupOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.file_table import read_table
-from orchestra_flwr.data.image_files.image_rows import Classes, Rows, load_rows
+from orchestra_flwr.data.image_files.image_rows import Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.files import at_home
@@ -75,15 +75,13 @@ class ImageTable(Source):
                 test = _listed(files, "data.test_table", options.test_table, options, None)
             key = f"data.label={options.label}"
             classes = Classes(key, _values(train.labels, SEVERAL in "".join(train.labels)))
-            return load_rows(
+            contents = Contents(
                 self._rows(archive, train, classes),
                 None if test is None else self._rows(archive, test, classes),
                 classes.names,
-                self.data,
-                options,
-                facts=["image_table", options.label, options.group],
-                listed=self.listed,
             )
+            given = ["image_table", options.label, options.group]
+            return load_rows(contents, self.data, options, given, self.listed)
 
     @staticmethod
     def _rows(archive: Archive, lines: _Lines, classes: Classes) -> Rows:
@@ -93,7 +91,7 @@ class ImageTable(Source):
             read=archive.read,
             targets=classes.targets(labels) if labels else None,
             groups=lines.groups,
-            identity=[archive.identity(lines.files), lines.labels, lines.groups],
+            identity=lambda names: [archive.identity(lines.files), lines.labels, lines.groups],
         )
 
 

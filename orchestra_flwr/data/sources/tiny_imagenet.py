@@ -5,7 +5,7 @@ from pathlib import Path
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
-from orchestra_flwr.data.image_files.file_lists import Contents, FileList, load_files
+from orchestra_flwr.data.image_files.image_rows import Contents, Rows, load_files
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 
@@ -31,7 +31,7 @@ class TinyImagenet(Source):
         root = self.settings.place(f"the unpacked folder or the zip of data={self.data.name}")
         with Archive(root) as archive:
             contents = _contents(root, archive)
-            return load_files(archive, root, contents, self.data, self.settings, listed=self.listed)
+            return load_files(contents, root, self.data, self.settings, self.listed)
 
 
 def _contents(root: Path, archive: Archive) -> Contents:
@@ -40,7 +40,7 @@ def _contents(root: Path, archive: Archive) -> Contents:
     Raises:
         ConfigError: there are none of one or the other, or a file has no known class.
     """
-    train: list[tuple[ImageFile, str]] = []
+    train: list[tuple[ImageFile, str | None]] = []
     validation: dict[str, ImageFile] = {}
     outer = ""
     for file in archive.files():
@@ -53,14 +53,15 @@ def _contents(root: Path, archive: Archive) -> Contents:
     if not train or not validation:
         missing = "validation" if train else "training"
         raise wrong_root(root, f"holds no {missing} images of TinyImageNet; expected {LAYOUT}")
-    classes = sorted({class_ for _, class_ in train})
+    classes = sorted({class_ for _, class_ in train if class_})
     listed = _listed(root, archive, outer + LIST)
     for name in validation:
         if listed.get(name) not in classes:
             raise wrong_root(root, f"{LIST} gives {printable(name)} no class that train/ has")
     test = [(file, listed[name]) for name, file in validation.items()]
     shown = tuple(map(printable, classes))
-    return Contents(_file_list(train, classes), _file_list(test, classes), shown)
+    train_rows, test_rows = (Rows.of_files(archive, files, classes) for files in (train, test))
+    return Contents(train_rows, test_rows, shown)
 
 
 def _listed(root: Path, archive: Archive, name: str) -> dict[str, str]:
@@ -71,7 +72,3 @@ def _listed(root: Path, archive: Archive, name: str) -> dict[str, str]:
         raise wrong_root(root, f"{name} is missing or cannot be read; expected {LAYOUT}") from None
     columns = [line.split("\t") for line in lines]
     return {line[0]: line[1] for line in columns if len(line) > 1}
-
-
-def _file_list(files: list[tuple[ImageFile, str]], classes: list[str]) -> FileList:
-    return FileList.of([file for file, _ in files], [class_ for _, class_ in files], classes)
