@@ -1,7 +1,7 @@
 """One command for several runs, --multirun: all combinations of the values that keys are given."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -19,8 +19,6 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
-from orchestra_flwr.experiments.planning.description import Experiment, Presentation, Scale
-from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.results.comparison import why_left_out
 from orchestra_flwr.experiments.results.runs import Run, read_run
@@ -32,13 +30,13 @@ MEASURES = {"kNN": "knn", "linear probe": "linear"}
 PRECISION = {"mAP": "map"}  # of images with several labels
 
 
-def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
+def make_sweep(arguments: Sequence[str]) -> tuple[list[Row], dict[str, Config]]:
     """The runs of a command line such as `method=simclr,orchestra seed=0,1 federation.rounds=5`.
 
     A key with one value is left out of the runs that do not read it.
 
     Returns:
-        The plan, a row for every combination, and the configuration of each run by its name.
+        A row for every combination, and the configuration of each run by its name.
 
     Raises:
         ConfigError: no key has several values, one combination is not a run, two of them are the
@@ -76,7 +74,7 @@ def make_sweep(arguments: Sequence[str]) -> tuple[Plan, dict[str, Config]]:
         )
     if unread:
         load_config([*shared, *swept], all_read=True)  # says why nothing reads it
-    return _plan(arguments, axes, rows), configs
+    return rows, configs
 
 
 def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -97,7 +95,7 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
     return axes, shared
 
 
-def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> None:
+def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Prints a row for every run: its values, its accuracies with their gain, its folder.
 
     What training made worse is marked.
@@ -106,18 +104,18 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
     A run that was resumed with more rounds has no accuracies, and a line below says so.
     """
     table = Table(box=box.MARKDOWN)
-    for axis in plan.rows[0].values:
+    for axis in rows[0].values:
         table.add_column(printable(axis))
-    found = {row.run: read_run(folder / row.run) for row in plan.rows}
+    found = {row.run: read_run(folder / row.run) for row in rows}
     measures = _measures([run for run in found.values() if run is not None])
     for title in measures:
         table.add_column(title, justify="right")
         table.add_column("gain", justify="right")
     table.add_column("run")
     left_out: dict[str, str] = {}
-    rows: list[tuple[list[str], str]] = []
+    lines: list[tuple[list[str], str]] = []
     of_same_start: dict[tuple[float | None, ...], list[Row]] = {}
-    for row in plan.rows:
+    for row in rows:
         run = found[row.run]
         if run and (why := why_left_out(run, row)):
             left_out[row.run], run = why, None
@@ -125,15 +123,15 @@ def print_sweep(plan: Plan, folder: Path, console: Console | None = None) -> Non
             (run.before(m), run.measure(m)) if run else (None, None) for m in measures.values()
         ]
         cells = [cell for pair in pairs for cell in (_score(pair[1]), _gain(*pair))]
-        rows.append(([escape(printable(value)) for value in row.values.values()] + cells, row.run))
+        lines.append(([escape(printable(value)) for value in row.values.values()] + cells, row.run))
         if any(before is not None for before, _ in pairs):
             of_same_start.setdefault(tuple(before for before, _ in pairs), []).append(row)
     for scores, members in of_same_start.items():
-        values = [{row.values[axis] for row in members} for axis in plan.rows[0].values]
+        values = [{row.values[axis] for row in members} for axis in rows[0].values]
         shared = [escape(printable(min(found))) if len(found) == 1 else "-" for found in values]
         before_cells = [cell for score in scores for cell in (_score(score), "")]
         table.add_row(*shared, *before_cells, "before training")
-    for cells, name in rows:
+    for cells, name in lines:
         table.add_row(*cells, name)
     console = console or Console()
     # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
@@ -167,21 +165,3 @@ def _gain(before: float | None, after: float | None) -> str:
 
 def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for text in overrides if text.partition("=")[0].lstrip("+") != "seed")
-
-
-def _plan(arguments: Sequence[str], axes: Mapping[str, Sequence[str]], rows: list[Row]) -> Plan:
-    return Plan(
-        name="sweep",
-        scale="multirun",
-        command=" ".join(["orchestra-sim --multirun", *arguments]),
-        experiment=Experiment(
-            title="Sweep",
-            reference="",
-            about="",
-            axes={key: {v: (f"{key}={v}",) for v in values} for key, values in axes.items()},
-            measures=("knn", "linear"),
-            show=Presentation(kind="table", rows=tuple(axes)),
-        ),
-        settings=Scale(title="--multirun", comparable=False, jobs=1, overrides=(), axes={}),
-        rows=tuple(rows),
-    )

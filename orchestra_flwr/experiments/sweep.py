@@ -78,7 +78,7 @@ def run_plan(
         KeyboardInterrupt: all processes have ended, and everything can be resumed.
         OSError: the folder cannot be written.
     """
-    todo = jobs_of(plan, folder)
+    todo = jobs_of(plan.rows, folder, plan)
     if plan.transfer and todo:
         images = plan.experiment.at(plan.scale).transfer
         check_transfer(images, plan.transfer_root, configs.values())
@@ -122,17 +122,21 @@ def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> li
     return _Sweep(todo, folder, jobs, announce).run()
 
 
-def jobs_of(plan: Plan, folder: Path) -> list[Job]:
-    """The jobs that are still to be done, in the order of the plan; none for complete runs."""
+def jobs_of(rows: Sequence[Row], folder: Path, plan: Plan | None = None) -> list[Job]:
+    """The jobs that are still to be done, in the order of the rows; none for complete runs.
+
+    Args:
+        plan: the experiment, by whose measures saved encoders are evaluated; None: they are not.
+    """
     jobs: dict[str, Job] = {}
-    for row in plan.rows:
+    for row in rows:
         job = _job_of(plan, row, folder)
         if job is not None:
             jobs.setdefault(row.run, job)
     return list(jobs.values())
 
 
-def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
+def _job_of(plan: Plan | None, row: Row, folder: Path) -> Job | None:
     """The commands that a row still needs; None: it is complete."""
     path = folder / row.run
     run = read_run(path)
@@ -143,7 +147,7 @@ def _job_of(plan: Plan, row: Row, folder: Path) -> Job | None:
     elif not run.summary:
         moved = [*_values_of(row, "plugins"), *(o for o in row.overrides if is_free(o))]
         steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
-    steps += _evaluations(plan, row, path, run)
+    steps += _evaluations(plan, row, path, run) if plan else []
     if not steps:
         return None
     return Job(row.run, steps, was_begun=begun, refresh=partial(_job_of, plan, row, folder))

@@ -36,7 +36,7 @@ def run_experiment(flags: Flags) -> int:
         for root in {config.data.options.get("root") for config in configs.values()}:
             if root and not at_home(root).exists():
                 print(f"warning: data.root={root} is not there", file=sys.stderr)
-        missing = {job.name: job for job in jobs_of(plan, folder)}
+        missing = {job.name: job for job in jobs_of(plan.rows, folder, plan)}
         for row in plan.rows:
             job = missing.get(row.run)
             state = "complete" if job is None else "begun" if job.was_begun else "missing"
@@ -58,16 +58,16 @@ def run_several(flags: Flags) -> int:
     Raises:
         ConfigError: one of them is wrong.
     """
-    plan, configs = make_sweep(flags.overrides)
+    rows, configs = make_sweep(flags.overrides)
     if "--cfg" in flags:
         print("\n---\n".join(config_to_yaml(config) for config in configs.values()), end="")
         return 0
 
     def work() -> int:
-        todo = jobs_of(plan, FOLDER)
+        todo = jobs_of(rows, FOLDER)
         print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
         failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
-        print_sweep(plan, FOLDER)
+        print_sweep(rows, FOLDER)
         return 1 if failed else 0
 
     stop_on_sigterm()

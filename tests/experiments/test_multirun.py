@@ -11,11 +11,11 @@ from orchestra_flwr.reporting import RunFolder
 
 
 def test_every_combination_is_a_run():
-    plan, configs = make_sweep(["method=simclr,byol", "seed=0,1", "federation.rounds=3"])
-    assert [row.values for row in plan.rows] == [
+    rows, configs = make_sweep(["method=simclr,byol", "seed=0,1", "federation.rounds=3"])
+    assert [row.values for row in rows] == [
         {"method": method, "seed": seed} for method in ("simclr", "byol") for seed in "01"
     ]
-    for row in plan.rows:
+    for row in rows:
         config = configs[row.run]
         assert (config.method.name, config.seed) == (row.values["method"], row.seed)
         assert config.federation.rounds == 3 and row.run == run_name(config, whole_root=True)
@@ -24,14 +24,14 @@ def test_every_combination_is_a_run():
 
 
 def test_ranges_lists_and_quoted_commas_are_read_as_ever():
-    plan, _ = make_sweep(["seed=range(0,3)", "evaluation.every=1,5", "name='a,b'"])
-    assert len(plan.rows) == 6 and "name='a,b'" in plan.rows[0].overrides
+    rows, _ = make_sweep(["seed=range(0,3)", "evaluation.every=1,5", "name='a,b'"])
+    assert len(rows) == 6 and "name='a,b'" in rows[0].overrides
 
 
 def test_folders_of_one_name_are_two_runs():
-    plan, configs = make_sweep(["data=image_folder", "data.root=a/images,b/images"])
-    roots = [configs[row.run].data.options["root"] for row in plan.rows]
-    assert len({row.run for row in plan.rows}) == 2 and roots == ["a/images", "b/images"]
+    rows, configs = make_sweep(["data=image_folder", "data.root=a/images,b/images"])
+    roots = [configs[row.run].data.options["root"] for row in rows]
+    assert len({row.run for row in rows}) == 2 and roots == ["a/images", "b/images"]
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,17 @@ def test_folders_of_one_name_are_two_runs():
 )
 def test_paths_are_taken_literally(root):
     """As by a run alone; a comma between two of them divides, as it does elsewhere."""
-    plan, configs = make_sweep(["data=image_folder", f"data.root={root}", "seed=0,1"])
+    rows, configs = make_sweep(["data=image_folder", f"data.root={root}", "seed=0,1"])
     assert {c.data.options["root"] for c in configs.values()} == {root.strip("'")}
     roots = [f"{root}/one", f"{root}/two"] if "," not in root else ["'/a, b'", "/c"]
-    plan, configs = make_sweep(["data=image_folder", f"data.root={','.join(roots)}"])
-    found = [configs[row.run].data.options["root"] for row in plan.rows]
+    rows, configs = make_sweep(["data=image_folder", f"data.root={','.join(roots)}"])
+    found = [configs[row.run].data.options["root"] for row in rows]
     assert found == [each.strip("'") for each in roots]
 
 
 def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
-    plan, configs = make_sweep(["method=simclr,orchestra", "clustering.memory=64", "seed=3"])
-    simclr, orchestra = plan.rows
+    rows, configs = make_sweep(["method=simclr,orchestra", "clustering.memory=64", "seed=3"])
+    simclr, orchestra = rows
     assert simclr.overrides == ("method=simclr",)
     assert orchestra.overrides == ("clustering.memory=64", "method=orchestra")
     assert configs[orchestra.run].clustering.memory == 64 and orchestra.seed == simclr.seed == 3
@@ -84,28 +84,28 @@ def test_what_is_no_sweep_is_refused(arguments, says):
 
 
 def test_the_table_has_a_row_for_every_run(tmp_path):
-    plan, configs = make_sweep(["seed=0,1", "method=simclr"])
-    first = plan.rows[0]
+    rows, configs = make_sweep(["seed=0,1", "method=simclr"])
+    first = rows[0]
     made = configs[first.run].model_copy(update={"run_dir": str(tmp_path / first.run)})
     RunFolder.create(made).write_summary({"knn": 0.5, "linear": 0.75})
     console = Console(width=200, record=True)
-    print_sweep(plan, tmp_path, console)
+    print_sweep(rows, tmp_path, console)
     lines = [line for line in console.export_text().splitlines() if line.strip()]
     assert [cell.strip() for cell in lines[0].strip("| ").split("|")] == [
         "seed", "kNN", "gain", "linear probe", "gain", "run",
     ]  # fmt: skip
     assert "50.0 %" in lines[2] and "75.0 %" in lines[2] and first.run in lines[2]
-    assert " - " in lines[3] and plan.rows[1].run in lines[3]
+    assert " - " in lines[3] and rows[1].run in lines[3]
 
 
 def test_the_table_has_a_row_before_training_and_gains(tmp_path):
-    plan, configs = make_sweep(["seed=0,1", "method=simclr,byol", "federation.rounds=3"])
-    for row in plan.rows:
+    rows, configs = make_sweep(["seed=0,1", "method=simclr,byol", "federation.rounds=3"])
+    for row in rows:
         made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
         untrained = {"knn": 0.4 + 0.1 * row.seed, "linear": 0.5}
         RunFolder.create(made).write_summary({"knn": 0.5, "linear": 0.75, "untrained": untrained})
     console = Console(width=200, record=True)
-    print_sweep(plan, tmp_path, console)
+    print_sweep(rows, tmp_path, console)
     lines = [line for line in console.export_text().splitlines() if line.strip()]
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines[2:-1]]
     assert cells[0] == ["0", "-", "40.0 %", "", "50.0 %", "", "before training"]
@@ -115,16 +115,16 @@ def test_the_table_has_a_row_before_training_and_gains(tmp_path):
 
 
 def test_images_with_several_labels_have_their_precision_in_the_table(tmp_path):
-    plan, configs = make_sweep(["seed=0,1"])
+    rows, configs = make_sweep(["seed=0,1"])
     folders = []
-    for row in plan.rows:
+    for row in rows:
         made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
         folders.append(RunFolder.create(made))
         folders[-1].write_summary({"map": 0.5, "untrained": {"map": 0.4}})
 
     def table():
         console = Console(width=200, record=True)
-        print_sweep(plan, tmp_path, console)
+        print_sweep(rows, tmp_path, console)
         lines = [line for line in console.export_text().splitlines() if line.strip()]
         return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
 
@@ -135,13 +135,13 @@ def test_images_with_several_labels_have_their_precision_in_the_table(tmp_path):
 
 
 def test_a_run_that_harmed_is_marked(tmp_path):
-    plan, configs = make_sweep(["seed=0,1", "federation.rounds=3"])
-    for row in plan.rows:
+    rows, configs = make_sweep(["seed=0,1", "federation.rounds=3"])
+    for row in rows:
         made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
         summary = {"knn": 0.5, "linear": 0.75, "untrained": {"knn": 0.4 + 0.2 * row.seed}}
         RunFolder.create(made).write_summary(summary)
     console = Console(width=200, record=True)
-    print_sweep(plan, tmp_path, console)
+    print_sweep(rows, tmp_path, console)
     text = console.export_text()
     assert " +10.0 |" in text and " -10.0 (worse) |" in text and text.count("worse") == 1
 
@@ -149,25 +149,25 @@ def test_a_run_that_harmed_is_marked(tmp_path):
 def test_values_in_brackets_are_shown_as_they_are(tmp_path):
     """[old] would be a colour to rich, and [/] the end of one."""
     roots = "data.root='photos [old]','photos [/]'"
-    plan, _ = make_sweep(["data=image_folder", roots])
+    rows, _ = make_sweep(["data=image_folder", roots])
     console = Console(width=200, record=True)
-    print_sweep(plan, tmp_path, console)
+    print_sweep(rows, tmp_path, console)
     text = console.export_text()
     assert "| 'photos [old]' |" in text and "| 'photos [/]'" in text
 
 
 def test_no_name_of_a_run_is_cut_in_a_narrow_terminal(tmp_path):
-    plan, _ = make_sweep(["seed=0,1", "method=simclr"])
+    rows, _ = make_sweep(["seed=0,1", "method=simclr"])
     console = Console(width=30, record=True)
-    print_sweep(plan, tmp_path, console)
+    print_sweep(rows, tmp_path, console)
     lines = console.export_text().splitlines()
-    for row in plan.rows:
+    for row in rows:
         assert sum(line.rstrip("| ").endswith(f"| {row.run}") for line in lines) == 1
 
 
 def test_a_run_that_was_resumed_with_more_rounds_is_left_out(tmp_path):
-    plan, _ = make_sweep(["seed=0,1", "federation.rounds=3"])
-    for row, rounds in zip(plan.rows, (3, 5), strict=True):
+    rows, _ = make_sweep(["seed=0,1", "federation.rounds=3"])
+    for row, rounds in zip(rows, (3, 5), strict=True):
         folder = RunFolder.create(
             load_config(["federation.rounds=3", f"run_dir={tmp_path / row.run}"])
         )
@@ -175,10 +175,10 @@ def test_a_run_that_was_resumed_with_more_rounds_is_left_out(tmp_path):
         text = (folder.path / "config.yaml").read_text()
         (folder.path / "config.yaml").write_text(text.replace("rounds: 3", f"rounds: {rounds}"))
     console = Console(width=200, record=True)
-    print_sweep(plan, tmp_path, console)
+    print_sweep(rows, tmp_path, console)
     text = console.export_text()
     assert text.count("75.0 %") == 1
-    assert f"left out: {plan.rows[1].run} has 5 rounds, not 3" in text
+    assert f"left out: {rows[1].run} has 5 rounds, not 3" in text
 
 
 @pytest.mark.slow

@@ -139,12 +139,12 @@ def test_splits_need_no_process(tmp_path):
 def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
     (row,) = plan.rows
-    (new,) = jobs_of(plan, tmp_path)
+    (new,) = jobs_of(plan.rows, tmp_path, plan)
     assert new.steps[0][1:3] == ["-m", "orchestra_flwr.cli"] and not new.was_begun
     assert f"run_dir={tmp_path / row.run}" in new.steps[0] and "seed=0" in new.steps[0]
     (tmp_path / row.run).mkdir()
     (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
-    (begun,) = jobs_of(plan, tmp_path)
+    (begun,) = jobs_of(plan.rows, tmp_path, plan)
     arguments = begun.steps[0][3:]
     assert begun.was_begun and f"resume={tmp_path / row.run}" in arguments
     assert "engine=inline" in arguments and not any("federation" in word for word in arguments)
@@ -156,7 +156,7 @@ def test_a_run_with_a_damaged_summary_is_resumed(tmp_path, capsys):
     (row,) = plan.rows
     write_run(tmp_path / row.run, configs[row.run])
     (tmp_path / row.run / "summary.json").write_text("")
-    (begun,) = jobs_of(plan, tmp_path)
+    (begun,) = jobs_of(plan.rows, tmp_path, plan)
     assert begun.was_begun and f"resume={tmp_path / row.run}" in begun.steps[0]
     words = ["experiment=table6", "seeds=0", "only=base", f"folder={tmp_path}", "--list"]
     assert experiment_main(words) == 0
@@ -178,7 +178,7 @@ def test_a_run_is_resumed_with_what_may_change_alone(tmp_path):
     (row,) = plan.rows
     (tmp_path / row.run).mkdir()
     (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
-    (begun,) = jobs_of(plan, tmp_path)
+    (begun,) = jobs_of(plan.rows, tmp_path, plan)
     arguments = begun.steps[0][3:]
     assert {"engine=ray", "engine.workers=2"} < set(arguments)
     assert "merging=replace" not in arguments
@@ -212,20 +212,20 @@ TUNED = {"finetune": {"0.01": {"mean": 0.3}, "0.1": {"mean": 0.4}}}
 def test_what_is_fine_tuned_is_evaluated_after_its_training(tmp_path, fine_tuned):
     plan, configs, evaluate = fine_tuned
     (row,) = plan.rows
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     assert len(job.steps) == 2 and job.steps[1] == evaluate
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     assert job.steps == [evaluate]
     write_run(tmp_path / row.run, configs[row.run], finetuning=TUNED)
-    assert jobs_of(plan, tmp_path) == []
+    assert jobs_of(plan.rows, tmp_path, plan) == []
 
 
 def test_an_evaluation_that_lacks_a_measure_is_made_again(tmp_path, fine_tuned):
     plan, configs, evaluate = fine_tuned
     (row,) = plan.rows
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5}, finetuning={"finetune": {}})
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     assert job.steps == [evaluate]
 
 
@@ -235,12 +235,12 @@ def test_an_evaluation_of_earlier_weights_is_made_again(tmp_path, fine_tuned):
     (row,) = plan.rows
     write_run(tmp_path / row.run, configs[row.run], finetuning={**TUNED, "weights_sha256": "a"})
     (tmp_path / row.run / "encoder.json").write_text('{"weights_sha256": "a"}')
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     assert len(job.steps) == 2 and job.steps[1] == evaluate
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
-    assert jobs_of(plan, tmp_path) == []
+    assert jobs_of(plan.rows, tmp_path, plan) == []
     (tmp_path / row.run / "encoder.json").write_text('{"weights_sha256": "b"}')
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     assert job.steps == [evaluate]
 
 
@@ -249,9 +249,9 @@ def test_a_run_that_reports_leave_out_is_not_evaluated(tmp_path, fine_tuned):
     plan, configs, _ = fine_tuned
     (row,) = plan.rows
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds})
-    assert len(jobs_of(plan, tmp_path)) == 1
+    assert len(jobs_of(plan.rows, tmp_path, plan)) == 1
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds + 1})
-    assert jobs_of(plan, tmp_path) == []
+    assert jobs_of(plan.rows, tmp_path, plan) == []
 
 
 def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tuned):
@@ -259,10 +259,10 @@ def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tune
     plan, configs, evaluate = fine_tuned
     (row,) = plan.rows
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5}, digits=TUNED)
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     assert job.steps == [evaluate]
     write_run(tmp_path / row.run, configs[row.run], finetuning=TUNED, digits={"knn": 0.5})
-    assert jobs_of(plan, tmp_path) == []
+    assert jobs_of(plan.rows, tmp_path, plan) == []
     assert read_results(plan, tmp_path).rows[0].ours["finetune_1"].mean == 30
 
 
@@ -270,17 +270,17 @@ def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
     """The experiment's `transfer`; the results are read by a name that no other images have."""
     plan, configs = make_plan("dec_ssl_table4", "small", seeds=[0], only=["no pre-training"])
     (row,), folder = plan.rows, tmp_path / plan.rows[0].run
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     judged = ["data=digits", "data.image_size=16", "protocols=[linear,linear_10,linear_1]"]
     words = [f"run={folder}", "device=cpu", *judged, f"name={plan.transfer}"]
     assert job.steps[1][2:] == ["orchestra_flwr.evaluation", *words]
     few = {"linear": 0.9, "images": {"train": 50, "test": 20}}  # data=digits data.test_limit=20
     write_run(folder, configs[row.run], {"linear": 0.5}, digits=few)
     assert not read_results(plan, tmp_path).rows[0].ours
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     there = {"linear": 0.6, "linear_10": {"mean": 0.4}, "linear_1": {"mean": 0.2}}
     write_run(folder, configs[row.run], **{plan.transfer: there})
-    assert jobs_of(plan, tmp_path) == []
+    assert jobs_of(plan.rows, tmp_path, plan) == []
     results = read_results(plan, tmp_path)
     assert [results.rows[0].ours[m].mean for m in plan.experiment.measures] == [60, 40, 20]
     assert results.rows[0].paper["transfer_1"].mean == 13 and not results.incomplete
@@ -294,7 +294,7 @@ def test_evaluations_are_made_where_the_command_says(tmp_path):
     )
     for row in plan.rows:  # of CIFAR-10 and CIFAR-100, which are one run here
         write_run(tmp_path / row.run, load_config(row.overrides))
-    job = jobs_of(plan, tmp_path)[0]
+    job = jobs_of(plan.rows, tmp_path, plan)[0]
     training, tuning = job.steps
     assert {*moved} < {*training} and {*moved} < {*tuning} and "engine=inline" not in tuning
     config = load(EvaluateConfig, tuning[3:], all_read=True)
@@ -307,7 +307,7 @@ def test_other_images_have_a_place_of_their_own(tmp_path):
         "dec_ssl_table4", "paper", seeds=[0], only=["no pre-training"],
         extra=["data.root=cifar", "device=cuda:1"], transfer_root="/stl10, unpacked",
     )  # fmt: skip
-    (job,) = jobs_of(plan, tmp_path)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
     training, judging = job.steps
     assert "data.root=cifar" in training and "data.root=/stl10, unpacked" not in training
     config = load(EvaluateConfig, judging[3:], all_read=True)
@@ -375,7 +375,7 @@ def test_what_another_command_has_done_meanwhile_is_not_done_again(tmp_path):
 
 def test_a_job_looks_again_at_what_its_run_needs(tmp_path):
     plan, configs = make_plan("table6", "small", seeds=[0, 1, 2], only=["base"])
-    complete, begun, missing = jobs_of(plan, tmp_path)
+    complete, begun, missing = jobs_of(plan.rows, tmp_path, plan)
     for job in (complete, begun):
         (tmp_path / job.name).mkdir()
         (tmp_path / job.name / "config.yaml").write_text(config_to_yaml(configs[job.name]))
