@@ -1,6 +1,5 @@
 """`orchestra-embed`: embeddings of images as a file, and a page to look at."""
 
-import logging
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import get_args
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted, size
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
@@ -116,34 +114,6 @@ def _check_same_images(config: UseConfig) -> None:
         )
 
 
-def embed_shown(
-    config: UseConfig,
-    encoder: Encoder,
-    archive: Archive,
-    files: list[ImageFile],
-    *,
-    unfinished: Path,
-    key: str,
-) -> Embeddings:
-    """:func:`embed` with the progress on stderr."""
-    decoding = logging.getLogger("orchestra_flwr.data")
-    level = decoding.level
-    decoding.setLevel(logging.WARNING)  # its own progress would stand between these lines
-    try:
-        with image_count(len(files)) as on_progress:
-            return embed(
-                encoder,
-                archive,
-                files,
-                batch_size=config.batch_size,
-                unfinished=unfinished,
-                key=key,
-                on_progress=on_progress,
-            )
-    finally:
-        decoding.setLevel(level)
-
-
 def _made_or_read(
     config: UseConfig,
     encoder: Encoder,
@@ -159,7 +129,8 @@ def _made_or_read(
         check_names([printable(name) for name in names], format)
         _check_same_images(config)
         unfinished = folder / "unfinished"
-        embeddings = embed_shown(config, encoder, archive, files, unfinished=unfinished, key=key)
+        size = config.batch_size
+        embeddings = embed(encoder, archive, files, batch_size=size, unfinished=unfinished, key=key)
         encoder_file = str(config.encoder)
         write_embeddings(
             folder,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.console.image_count import OnProgress, no_progress
+from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
@@ -81,9 +81,8 @@ def embed(
     batch_size: int,
     unfinished: Path,
     key: str,
-    on_progress: OnProgress = no_progress,
 ) -> Embeddings:
-    """Features of all images that can be read, in the order of the files.
+    """Features of all images that can be read, in the order of the files; stderr has the progress.
 
     What is done is stored every 512 images, so that the same call goes on after an interruption.
 
@@ -91,7 +90,6 @@ def embed(
         files: those to embed.
         unfinished: a folder for what is done so far; the caller removes it at the end.
         key: of these embeddings; what is there under another one is removed.
-        on_progress: called after every part with how many images are done, and of how many.
 
     Raises:
         ConfigError: no image can be read.
@@ -108,11 +106,11 @@ def embed(
         if (part := _read_part(path)) and not any_readable(part.unread, parts[number], archive.read)
     }
     finished = sum(len(parts[number]) for number in done)
-    on_progress(finished, len(names))
     missing = [number for number in range(len(parts)) if number not in done]
     size = encoder.spec.image_size
     decoded = _decoded_ahead(archive, [parts[number] for number in missing], size)
-    with torch_threads():
+    with torch_threads(), _silent_decoding(), image_count(len(names)) as on_progress:
+        on_progress(finished, len(names))
         for number, images in zip(missing, decoded, strict=True):
             done[number] = _embed_part(encoder, parts[number], images, batch_size)
             _write_part(paths[number], done[number])
@@ -122,6 +120,18 @@ def embed(
     if not joined.paths:
         raise ConfigError(f"no image can be read ({': '.join(joined.broken[0])})")
     return joined
+
+
+@contextmanager
+def _silent_decoding() -> Iterator[None]:
+    """Without its own progress, which would stand between lines of the images' count."""
+    decoding = logging.getLogger("orchestra_flwr.data")
+    level = decoding.level
+    decoding.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        decoding.setLevel(level)
 
 
 def fit_channels(images: Tensor, channels: int) -> Tensor:

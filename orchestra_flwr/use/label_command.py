@@ -15,11 +15,7 @@ from orchestra_flwr.files import at_home, replacing, write_atomically
 from orchestra_flwr.models import encoder_of
 from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.training import resolve_device
-from orchestra_flwr.use.embed_command import (
-    embed_shown,
-    embedded_images,
-    without_results,
-)
+from orchestra_flwr.use.embed_command import embedded_images, without_results
 from orchestra_flwr.use.embedding_files import Embeddings
 from orchestra_flwr.use.few_label_classifier import (
     EstimatedAccuracy,
@@ -27,7 +23,7 @@ from orchestra_flwr.use.few_label_classifier import (
     estimate_accuracy,
     fit_few_labels,
 )
-from orchestra_flwr.use.image_embeddings import key_of, opened_images
+from orchestra_flwr.use.image_embeddings import embed, key_of, opened_images
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,
@@ -82,11 +78,11 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
         labels_by_path = labels_by_folder(config.labels, files)
         check_enough(config.labels, labels_by_path)
         unfinished = folder / "unfinished-labels"
-        examples = embed_shown(
-            config,
+        examples = embed(
             encoder_of(config, resolve_device(config.device)),
             archive,
             files,
+            batch_size=config.batch_size,
             unfinished=unfinished,
             key=key_of(config.encoder, archive, files),
         )

@@ -17,11 +17,11 @@ def parts_of_eight(monkeypatch):
     monkeypatch.setattr(image_embeddings, "PART", 8)
 
 
-def embedded(run, root, folder, **options):
+def embedded(run, root, folder):
     with opened_images(str(root), "images") as (archive, files):
         return embed(
             load_encoder(run), archive, files,
-            batch_size=5, unfinished=folder / "unfinished", key="k", **options,
+            batch_size=5, unfinished=folder / "unfinished", key="k",
         )  # fmt: skip
 
 
@@ -44,29 +44,32 @@ def test_a_zip_gives_the_same_as_its_folder(run, photos, tmp_path):
     assert folder.paths == zipped.paths and torch.equal(folder.vectors, zipped.vectors)
 
 
-def test_it_goes_on_where_it_was_interrupted(run, photos, tmp_path, parts_of_eight, monkeypatch):
+def test_it_goes_on_where_it_was_interrupted(
+    run, photos, tmp_path, parts_of_eight, monkeypatch, capsys
+):
     whole = embedded(run, photos, tmp_path / "whole")
-    done = []
+    save, decode = image_embeddings.save_tensors, image_embeddings.decode_files
+    saved, decoded = [], []
 
-    def interrupted(count, total):
-        done.append(count)
-        if len(done) == 3:
+    def interrupted(path, *rest):
+        saved.append(path)
+        if len(saved) == 3:
             raise KeyboardInterrupt
+        save(path, *rest)
 
-    with pytest.raises(KeyboardInterrupt):
-        embedded(run, photos, tmp_path, on_progress=interrupted)
-    decoded = []
-    real = image_embeddings.decode_files
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(image_embeddings, "save_tensors", interrupted)
+        embedded(run, photos, tmp_path)
+    capsys.readouterr()
 
     def counted(names, *rest):
         decoded.extend(names)
-        return real(names, *rest)
+        return decode(names, *rest)
 
     monkeypatch.setattr(image_embeddings, "decode_files", counted)
-    steps = []
-    again = embedded(run, photos, tmp_path, on_progress=lambda *counts: steps.append(counts))
-    assert steps[0] == (16, 36) and steps[-1] == (36, 36)
-    assert len(decoded) == 36 - 16  # before the third call, two parts of eight
+    again = embedded(run, photos, tmp_path)
+    assert len(decoded) == 36 - 16  # two parts of eight were stored
+    assert capsys.readouterr().err.startswith("embedded 36 of 36 images")
     assert again.paths == whole.paths and torch.equal(again.vectors, whole.vectors)
 
 
