@@ -9,9 +9,8 @@ from PIL import Image
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import ShiftConfig
 from orchestra_flwr.data import ImageSet, shift_images
-from orchestra_flwr.data.image_files.styled_copies import read_copies
 from orchestra_flwr.data.shifts import drawn_variants
-from orchestra_flwr.data.shifts.style import FILTERS
+from orchestra_flwr.data.shifts.style import FILTERS, read_copies
 
 INDICES = torch.tensor([4, 9, 2, 30, 7, 1, 11, 13, 5, 8])
 
