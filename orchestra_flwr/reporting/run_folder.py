@@ -31,6 +31,14 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        checkpoint: the folder of the checkpoint; made by the first one that is saved.
+        frozen: the weights that nobody trains, if there are any.
+        clients: the state that simulated clients store between rounds, if their policy stores any.
+        encoder: the weights of the encoder that the run saves.
+        encoders: the encoders of a run with several models, by the models' names.
+        metrics: one JSON record a line, in the order of the rounds.
+        set_aside: the records of rounds that the run went back behind.
+        summary: the final results.
         lock: the file whose descriptor holds the folder's lock; None: it is not locked by this.
         note: a line for a person about what was done to the folder; "": nothing.
         plugins: the users' packages of the run.
@@ -46,6 +54,14 @@ class RunFolder:
         program: str = "",
     ) -> None:
         self.path = path
+        self.checkpoint = path / "checkpoint"
+        self.frozen = self.checkpoint / "frozen"
+        self.clients = path / "clients"
+        self.encoder = path / "encoder.safetensors"
+        self.encoders = path / "encoders"
+        self.metrics = path / "metrics.jsonl"
+        self.set_aside = path / "metrics.set_aside.jsonl"
+        self.summary = path / "summary.json"
         self.lock = lock
         self.note = note
         self.plugins = plugins
@@ -200,46 +216,6 @@ class RunFolder:
     def label(self) -> str:
         """What pictures call the run: the names of its folder and of the one around it."""
         return "/".join(self.path.resolve().parts[-2:])
-
-    @property
-    def checkpoint(self) -> Path:
-        """The folder of the checkpoint; made by the first one that is saved."""
-        return self.path / "checkpoint"
-
-    @property
-    def clients(self) -> Path:
-        """The state that simulated clients store between rounds, if their policy stores any."""
-        return self.path / "clients"
-
-    @property
-    def frozen(self) -> Path:
-        """The weights that nobody trains, if there are any."""
-        return self.checkpoint / "frozen"
-
-    @property
-    def encoder(self) -> Path:
-        """The weights of the encoder that the run saves."""
-        return self.path / "encoder.safetensors"
-
-    @property
-    def encoders(self) -> Path:
-        """The encoders of a run with several models, by the models' names."""
-        return self.path / "encoders"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON record a line, in the order of the rounds."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def set_aside(self) -> Path:
-        """The records of rounds that the run went back behind."""
-        return self.path / "metrics.set_aside.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """The final results."""
-        return self.path / "summary.json"
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Appends one record, which is on the disk when this returns; NaN and infinity become null.
