@@ -88,6 +88,22 @@ def test_some_labels(config, tmp_path, caplog):
     assert none.train.labels is None and none.train.classes == ()
 
 
+def test_broken_images_of_both_tables_are_left_out_together(config, tmp_path, caplog):
+    """Also where both list one image."""
+    for name in ("a/3.png", "b/4.png"):
+        (tmp_path / "images" / name).write_bytes(b"broken")
+    lines = "file,label\na/3.png,cat\nb/1.png,dog\na/0.png,cat\n"
+    (tmp_path / "test.csv").write_text("file,label\na/0.png,cat\nb/4.png,dog\nc/8.png,dog\n")
+    for _ in range(2):  # decoded, and from the cache
+        dataset = load_dataset(config(lines, test_table=str(tmp_path / "test.csv")))
+        assert shown(dataset.train) == [1, 0] and dataset.train.labels.tolist() == [1, 0]
+        assert shown(dataset.test) == [0, 8] and dataset.test.labels.tolist() == [0, 1]
+        assert [name for name, _ in dataset.skipped] == ["a/3.png", "b/4.png"]
+    assert [m for m in caplog.messages if m.startswith("skipped")] == [
+        "skipped 2 image files: a/3.png: not an image; b/4.png: not an image"
+    ]
+
+
 def test_a_smaller_number_of_groups_is_among_the_larger(config):
     lines = "file,label,owner\n" + "".join(
         f"{'abc'[n % 3]}/{n}.png,{n % 2},owner {n % 4}\n" for n in range(9)
