@@ -238,7 +238,7 @@ def server(rng: random.Random, run: Federation, which: str) -> str:
         raise NotHitError("client a did not come")
     time.sleep(rng.uniform(0, 3))
     (link,) = run.tmp.glob("orchestra-*/link")
-    program = ["benchmarks/faults/hostile_server.py", link, run.security / "ca.crt", run.programs]
+    program = ["benchmarks/faults/hostile_server.py", link, run.security / "ca.crt"]
     operator = Command([*program, which], run.logs / "operator.log", run.environment("server"))
     wait_for(lambda: operator.code is not None, PATIENCE)
     if operator.end(5) != 0 or not (answers := json.loads(operator.lines[-1])):

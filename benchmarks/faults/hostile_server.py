@@ -1,6 +1,6 @@
 """A server's operator who wants more of a client than an update: code to run, images, settings.
 
-    python benchmarks/faults/hostile_server.py SOCKET CA FOLDER ATTACK
+    python benchmarks/faults/hostile_server.py SOCKET CA ATTACK
 
 Talks to the SuperLink of a real server as its owner can, asks every client that is there, and
 prints the answers as JSON: a list of [code, reason], or of what an answer without error holds.
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from orchestra_flwr import __version__
 from orchestra_flwr.config import load
-from orchestra_flwr.deployment.processes.flower_command import CONNECTION, Flower
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.flower import deployed_app
 from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.flower.server_task import server_task
+from orchestra_flwr.flower.superlink_control import SuperLinkControl
 from orchestra_flwr.training import build_learner
 
 EVIL = "evilpkg"  # a package that leaves a marker when it is imported
@@ -56,11 +57,8 @@ def write_evil_package(folder: Path) -> Path:
     return marker
 
 
-def submit(flower: Flower, folder: Path, app: tuple[str, str]) -> int:
+def submit(control: SuperLinkControl, app: tuple[str, str]) -> int:
     """Starts a run of an app whose code leaves the marker; its number."""
-    project = folder / "app"
-    (project / "evilapp").mkdir(parents=True)
-    (project / "evilapp/__init__.py").write_text(PROGRAM)
     text = deployed_app.PROJECT
     for ours, theirs in zip(OURS, app, strict=True):
         text = text.replace(ours, theirs)
@@ -70,9 +68,9 @@ def submit(flower: Flower, folder: Path, app: tuple[str, str]) -> int:
         else line
         for line in text.splitlines()
     )
-    (project / "pyproject.toml").write_text(text)
-    (outcome,) = flower._call([["run", str(project), CONNECTION]])
-    return int(outcome["run-id"])
+    return control.start_run(
+        {"pyproject.toml": text.encode(), "evilapp/__init__.py": PROGRAM.encode()}
+    )
 
 
 def content_of(changes: dict[str, object]) -> RecordDict:
@@ -95,14 +93,13 @@ def content_of(changes: dict[str, object]) -> RecordDict:
     return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(about)})
 
 
-def main(socket: str, ca: str, folder: str, attack: str) -> None:
+def main(socket: str, ca: str, attack: str) -> None:
     """Asks all clients, and prints what they answer."""
     app, kind, changes = ATTACKS[attack]
-    scratch = Path(folder) / "operator"
-    scratch.mkdir()
-    run = submit(Flower(scratch, Path(socket), Path(ca)), scratch, app)
+    run = submit(SuperLinkControl(Path(socket), Path(ca)), app)
     answers: list[object] = []
-    with server_task(Path(socket), Path(ca), run) as grid:
+    report = partial(print, file=sys.stderr)  # standard output has the answers alone
+    with server_task(Path(socket), Path(ca), run, report) as grid:
         messages = [Message(content_of(changes), node, kind) for node in grid.get_node_ids()]
         for reply in grid.send_and_receive(messages, timeout=120):
             if reply.has_error():

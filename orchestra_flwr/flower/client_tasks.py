@@ -30,7 +30,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from orchestra_flwr.flower.heartbeats import heartbeats
-from orchestra_flwr.flower.socket_client import runtime_client
+from orchestra_flwr.flower.socket_client import connected
 
 # The second is never ours: it is taken to be refused, or the SuperNode would wait for its answer.
 KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
@@ -65,7 +65,7 @@ class ClientTasks:
     def __init__(self, socket: Path) -> None:
         self._token = _Token()
         version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        self._client = runtime_client(socket, None, [version, self._token])
+        self._client = connected(RuntimeHttpClient, socket, None, [version, self._token])
 
     @contextmanager
     def take(self) -> Iterator[Task | None]:

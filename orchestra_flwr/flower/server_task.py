@@ -20,12 +20,13 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import RetryInvoker
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from orchestra_flwr.flower.heartbeats import heartbeats
 from orchestra_flwr.flower.patience import explained, patient_retries
 from orchestra_flwr.flower.process_identity import identify_process
-from orchestra_flwr.flower.socket_client import HOST, connect_through, runtime_client
+from orchestra_flwr.flower.socket_client import HOST, connect_through, connected
 
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.1
@@ -73,7 +74,7 @@ def server_task(
 def _acquire(socket: Path, ca: Path | None, run: int, retries: RetryInvoker) -> str:
     """The token of the run's task."""
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-    client = runtime_client(socket, ca, [version])
+    client = connected(RuntimeHttpClient, socket, ca, [version])
     client._retry_invoker = retries
     deadline = time.monotonic() + WAIT_SECONDS
     try:

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from orchestra_flwr.flower import client_tasks
 from orchestra_flwr.flower.client_tasks import (
@@ -16,7 +17,7 @@ from orchestra_flwr.flower.client_tasks import (
     TaskError,
     pull_task_input,
 )
-from orchestra_flwr.flower.socket_client import runtime_client
+from orchestra_flwr.flower.socket_client import connected
 
 
 def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
@@ -51,7 +52,7 @@ def test_what_still_arrives_is_asked_for_again_after_a_moment(monkeypatch):
 def test_a_supernode_that_ends_meanwhile_has_sent_no_bad_message(tmp_path):
     """A client said "a message of the server cannot be read: No such file or directory"."""
     with pytest.raises(NodeLostError):
-        Task(runtime_client(tmp_path / "gone", None, []))
+        Task(connected(RuntimeHttpClient, tmp_path / "gone", None, []))
 
 
 def test_an_answer_that_is_handed_over_too_late_does_not_end_the_client(monkeypatch):

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.deployment.processes.child import Child
-from orchestra_flwr.deployment.processes.flower_command import Flower
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.flower import patience
+from orchestra_flwr.flower.deployed_app import PROJECT
 from orchestra_flwr.flower.server_task import server_task
 from orchestra_flwr.flower.streaming_grid import EngineStoppedError
+from orchestra_flwr.flower.superlink_control import SuperLinkControl
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -42,9 +43,9 @@ def test_only_the_servers_own_run_is_worked_on_and_a_superlink_that_stands_still
     link = Child(superlink_command(socket, None), flower_folders(scratch), tmp_path / "log")
     try:
         wait_until_up(socket, link)
-        flower = Flower(scratch, socket, None)
-        foreign = submit(flower, tmp_path, ("evil", "evilapp"))
-        own = flower.start_run()
+        control = SuperLinkControl(socket, None)
+        foreign = submit(control, ("evil", "evilapp"))
+        own = control.start_run({"pyproject.toml": PROJECT.encode()})
         with (
             pytest.raises(EngineStoppedError, match="SuperLink has ended this run"),
             server_task(socket, None, own, lines.append) as grid,
@@ -56,7 +57,7 @@ def test_only_the_servers_own_run_is_worked_on_and_a_superlink_that_stands_still
             assert list(grid.get_nodes()) == []
             files = Path(f"/proc/{link.pid}/task").glob("*/children")
             started = [file.read_text() for file in files]
-            flower.stop_run(own)
+            control.stop_run(own)
             list(grid.get_nodes())
     finally:
         link.stop()

@@ -35,7 +35,7 @@ from orchestra_flwr.deployment.keys.certificates import (
 from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, warn_if_open
 
 DEFAULT_DAYS, MAX_DAYS = 825, 3650  # that a server's certificate is valid
-SUPERLINK = "127.0.0.1"  # where the gate, and Flower's commands, reach it with this certificate
+SUPERLINK = "127.0.0.1"  # where gate and server reach it with this certificate
 LOCAL_HOSTS = ("localhost", SUPERLINK, "::1")
 
 

@@ -3,13 +3,13 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.deployment.keys.client_registry import path_of, registered, stamp_of
-from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
+from orchestra_flwr.deployment.keys.client_registry import registered, stamp_of
+from orchestra_flwr.flower.superlink_control import SuperLinkControl, SuperLinkError
 
 POLL_SECONDS = 1.0
 FIRST_WAIT, MAX_WAIT = 2.0, 60.0  # seconds until a failed registration is tried again
@@ -25,8 +25,10 @@ class Roster:
     the folder, and not from Flower. Without a folder anybody may connect.
     """
 
-    def __init__(self, flower: Flower, folder: Path | None, report: Callable[[str], None]) -> None:
-        self._flower = flower
+    def __init__(
+        self, control: SuperLinkControl, folder: Path | None, report: Callable[[str], None]
+    ) -> None:
+        self._control = control
         self._folder = folder
         self._report = report
         self._listed: Mapping[bytes, str] = {}  # the folder's keys, with the clients' names
@@ -86,23 +88,20 @@ class Roster:
         """Reads the folder, and registers at the SuperLink what is new; what went wrong."""
         clients = registered(folder)
         self._listed = {key.pem: name for name, key in clients.items()}
-        self._admit()  # a client that was revoked does not wait for the slow command below
-        missing = [(key, name) for key, name in self._listed.items() if key not in self._in_flower]
+        self._admit()  # a client that was revoked does not wait for the others' registration
+        missing = {name: key for key, name in self._listed.items() if key not in self._in_flower}
         problems: list[str] = []
         if missing:
-            problems = self._register(missing, [(n, path_of(folder, n)) for _, n in missing])
+            problems = self._register(missing)
             self._admit()
         return problems
 
-    def _register(
-        self, missing: Sequence[tuple[bytes, str]], files: Sequence[tuple[str, Path]]
-    ) -> list[str]:
+    def _register(self, missing: Mapping[str, bytes]) -> list[str]:
         try:
-            objections = self._flower.register(files)
-        except FlowerError as error:
-            names = ", ".join(name for name, _ in files)
-            return [f"clients {names} cannot be registered: {error}; trying again"]
-        self._in_flower |= {key for key, name in missing if objections[name] is None}
+            objections = self._control.register(missing)
+        except SuperLinkError as error:
+            return [f"clients {', '.join(missing)} cannot be registered: {error}; trying again"]
+        self._in_flower |= {key for name, key in missing.items() if objections[name] is None}
         return [
             f"client {name} cannot be registered: {objection}; trying again"
             for name, objection in objections.items()

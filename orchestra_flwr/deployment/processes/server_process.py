@@ -18,7 +18,6 @@ from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate, listen
 from orchestra_flwr.deployment.keys.server_keys import server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
-from orchestra_flwr.deployment.processes.flower_command import FlowerError
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
 from orchestra_flwr.deployment.processes.station import LINK, Station, opened
 from orchestra_flwr.deployment.processes.superlink import check_alive
@@ -29,6 +28,8 @@ from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.flower.deployed_app import PROJECT
+from orchestra_flwr.flower.superlink_control import SuperLinkError
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.training import build_learner, check_model
 
@@ -78,7 +79,7 @@ def serve(
         dated, names = station.keys.dated if station.keys else (), station.names
         status = FederationStatus(config, folder, lambda: names().values(), dated)
         stack.enter_context(station.showing(status))
-        run = station.flower.start_run()
+        run = _start_run(station)
         app, channel = _start_app(station.scratch, folder, stack)
         with suppress(ChannelClosedError):  # `_follow` says why
             channel.send({**_described(config, folder, station), "run": run, "queued": queued})
@@ -88,8 +89,8 @@ def serve(
         except Exception:  # of whatever kind: a queue's server goes on with the next run
             app.stop()
             if queued:  # clients then do not train for it any more
-                with suppress(FlowerError):
-                    station.flower.stop_run(run)
+                with suppress(SuperLinkError):
+                    station.control.stop_run(run)
             raise
 
 
@@ -138,6 +139,13 @@ def invitation(config: ServerConfig, port: int) -> str:
     how = "TLS" if config.tls else "plain text"
     command = as_called(command, sys.argv[0])
     return f"listening on {host}:{port} ({how}); clients: {command}"
+
+
+def _start_run(station: Station) -> int:
+    try:
+        return station.control.start_run({"pyproject.toml": PROJECT.encode()})
+    except SuperLinkError as error:
+        raise FederationError(f"the run could not be started: {error}") from None
 
 
 def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.expiry import warning_daily
-from orchestra_flwr.deployment.processes.flower_command import Flower
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus, IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
+from orchestra_flwr.flower.superlink_control import SuperLinkControl
 from orchestra_flwr.reporting import RunFolder
 
 LINK = "link"  # the SuperLink's socket, in the temporary folder
@@ -30,7 +30,7 @@ class Station:
     scratch: Path  # its temporary folder
     keys: ServerFiles | None  # None: plain text
     link: Child  # the SuperLink
-    flower: Flower  # its command line
+    control: SuperLinkControl  # what it does
     gate: Gate  # its open port
     names: Callable[[], Mapping[bytes, str | None]]  # of registered clients, by their public keys
     idle: IdleStatus  # what is shown where the server can be watched, between runs
@@ -79,8 +79,8 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
         folders = flower_folders(scratch)
         link = Child(superlink_command(socket, keys), folders, folder / "superlink.log")
         stack.callback(link.stop)
-        flower = Flower(scratch, socket, keys.ca if keys else None)
-        roster = Roster(flower, clients, say)
+        control = SuperLinkControl(socket, keys.ca if keys else None)
+        roster = Roster(control, clients, say)
         gate = Gate(
             config.host,
             config.port,
@@ -97,7 +97,7 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
             dated,
             connected=lambda: station.connected,
         )
-        station = Station(scratch, keys, link, flower, gate, roster.names, idle, idle, report)
+        station = Station(scratch, keys, link, control, gate, roster.names, idle, idle, report)
         stack.enter_context(warning_daily(dated, say))
         with phase("starting Flower", report):
             wait_until_up(socket, link)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from orchestra_flwr.deployment.processes.flower_command import Flower
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.flower import deployed_app
 from orchestra_flwr.flower.server_task import server_task
+from orchestra_flwr.flower.superlink_control import SuperLinkControl
 
 # What the ClientApp of a hostile run does, when it is imported as when it is asked.
 EVIL = """
@@ -23,23 +23,20 @@ def train(message, context):
 """
 
 
-class Operator(Flower):
-    """Submits an app of its own, under any name, and talks to the clients as its server."""
-
-    def submit(self, publisher, name, marker):
-        app = self._home / "evil"
-        (app / "evilapp").mkdir(parents=True, exist_ok=True)
-        (app / "evilapp/__init__.py").touch()
-        (app / "evilapp/client.py").write_text(EVIL.format(marker=str(marker)))
-        project = deployed_app.PROJECT.replace(deployed_app.PUBLISHER, publisher)
-        project = project.replace(deployed_app.NAME, name)
-        project = project.replace("orchestra_flwr.federation.server_app:app", "evilapp.client:app")
-        project = project.replace(
-            "orchestra_flwr.federation.client.client_app:app", "evilapp.client:app"
-        )
-        (app / "pyproject.toml").write_text(project)
-        (outcome,) = self._call([["run", str(app), "orchestra"]])
-        return int(outcome["run-id"])
+def submit(control, publisher, name, marker):
+    """Starts a run of an app of the operator's own, under any name; its number."""
+    project = deployed_app.PROJECT.replace(deployed_app.PUBLISHER, publisher)
+    project = project.replace(deployed_app.NAME, name)
+    project = project.replace("orchestra_flwr.federation.server_app:app", "evilapp.client:app")
+    project = project.replace(
+        "orchestra_flwr.federation.client.client_app:app", "evilapp.client:app"
+    )
+    files = {
+        "pyproject.toml": project,
+        "evilapp/__init__.py": "",
+        "evilapp/client.py": EVIL.format(marker=str(marker)),
+    }
+    return control.start_run({path: text.encode() for path, text in files.items()})
 
 
 def ask(grid, content):
@@ -51,14 +48,14 @@ def ask(grid, content):
 
 def assert_its_apps_are_refused(folder, link, ca, client):
     """Neither another app runs at a client, nor one that has our app's name."""
-    operator, marker = Operator(folder, link, ca), folder / "marker"
-    foreign = operator.submit("evil", "evilapp", marker)
+    control, marker = SuperLinkControl(link, ca), folder / "marker"
+    foreign = submit(control, "evil", "evilapp", marker)
     with server_task(link, ca, foreign, print) as grid:
         (error,) = ask(grid, RecordDict())
     assert (error.code, error.reason) == (Failure.OTHER_APP.code, Failure.OTHER_APP.word)
     client.wait_for(f"refused a message of another app: evil/evilapp, train (run {foreign})")
 
-    named_alike = operator.submit(deployed_app.PUBLISHER, deployed_app.NAME, marker)
+    named_alike = submit(control, deployed_app.PUBLISHER, deployed_app.NAME, marker)
     content = RecordDict(
         {"arrays": ArrayRecord(), "config": ConfigRecord({"config": "${oc.env:HOME}"})}
     )

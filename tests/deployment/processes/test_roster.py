@@ -1,49 +1,39 @@
-"""The list of clients follows the folder of keys, whatever Flower's command does."""
+"""The list of clients follows the folder of keys, whatever Flower's SuperLink says."""
 
 import os
 import shutil
-import sys
 import threading
 
 import pytest
 
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.keys.server_keys import server_files
-from orchestra_flwr.deployment.processes import flower_command
 from orchestra_flwr.deployment.processes import roster as roster_module
 from orchestra_flwr.deployment.processes.child import Child
-from orchestra_flwr.deployment.processes.flower_command import Flower, FlowerError
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
-
-ECHO = """
-import json, sys
-commands = json.load(sys.stdin)
-for command in commands:
-    print(json.dumps({"success": False, "error-message": f"{len(commands)} commands"}))
-    print("\\x00", end="")
-"""
+from orchestra_flwr.flower.superlink_control import SuperLinkControl, SuperLinkError
 
 
-class Commands:
-    """Stands for Flower's command: what is asked of it, and what it has against names."""
+class Control:
+    """Stands for a SuperLink: what is asked of it, and what it has against names."""
 
     def __init__(self):
         self.asked = []
         self.against = {}
         self.down = False
 
-    def register(self, clients):
-        self.asked.append([name for name, _ in clients])
+    def register(self, keys):
+        self.asked.append([*keys])
         if self.down:
-            raise FlowerError("the SuperLink is busy")
-        return {name: self.against.get(name) for name, _ in clients}
+            raise SuperLinkError("the SuperLink is busy")
+        return {name: self.against.get(name) for name in keys}
 
 
 @pytest.fixture
-def commands():
-    return Commands()
+def control():
+    return Control()
 
 
 @pytest.fixture
@@ -59,8 +49,8 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def roster(commands, security, said):
-    return Roster(commands, security, said.append)
+def roster(control, security, said):
+    return Roster(control, security, said.append)
 
 
 @pytest.fixture
@@ -74,7 +64,7 @@ def put_back(security, name="site-1"):
 
 
 def test_a_revoked_client_comes_back_without_a_word_to_flower(
-    roster, commands, security, said, keys, key
+    roster, control, security, said, keys, key
 ):
     roster.update()
     assert roster.names() == {key: "site-1"}
@@ -85,39 +75,39 @@ def test_a_revoked_client_comes_back_without_a_word_to_flower(
     assert keys("register", f"key={public}", f"folder={security}")[0] == 0
     roster.update()
     assert roster.names() == {key: "site-1"}
-    assert commands.asked == [["site-1"]]
+    assert control.asked == [["site-1"]]
     assert said == ["registered: site-1", "revoked: site-1", "registered: site-1"]
 
 
 def test_a_failed_registration_is_reported_once_and_tried_again(
-    roster, commands, security, said, key, clock
+    roster, control, security, said, key, clock
 ):
-    commands.against["site-1"] = "The SuperLink is asleep."
+    control.against["site-1"] = "The SuperLink is asleep."
     tried = []
     for second in range(0, 130):
         clock[0] = 100.0 + second
-        before = len(commands.asked)
+        before = len(control.asked)
         roster.update()
-        tried += [second] * (len(commands.asked) - before)
+        tried += [second] * (len(control.asked) - before)
         assert roster.names() == {key: None}  # the gate asks it to come back later
     assert tried == [0, 2, 6, 14, 30, 62, 122]
     assert said == ["client site-1 cannot be registered: The SuperLink is asleep.; trying again"]
-    commands.against.clear()
+    control.against.clear()
     clock[0] += 60
     roster.update()
     assert roster.names() == {key: "site-1"} and said[-1] == "registered: site-1"
     clock[0] += 3600
     roster.update()
-    assert len(commands.asked) == 8
+    assert len(control.asked) == 8
 
 
-def test_a_command_that_fails_as_a_whole_stops_nothing(
-    roster, commands, security, said, key, clock
+def test_a_superlink_that_does_not_answer_stops_nothing(
+    roster, control, security, said, key, clock
 ):
-    commands.down = True
+    control.down = True
     with roster.watching():
         assert said == ["clients site-1 cannot be registered: the SuperLink is busy; trying again"]
-        commands.down = False
+        control.down = False
         clock[0] += 3
         deadline = threading.Event()
         for _ in range(100):
@@ -127,15 +117,15 @@ def test_a_command_that_fails_as_a_whole_stops_nothing(
     assert roster.names() == {key: "site-1"}
 
 
-def test_revoking_does_not_wait_for_flower(roster, commands, security, key, monkeypatch, new_line):
-    """Its command takes seconds, and others may be registered at the same time."""
+def test_revoking_does_not_wait_for_flower(roster, control, security, key, monkeypatch, new_line):
+    """It may take seconds to answer, and others may be registered at the same time."""
     roster.update()
     (security / "clients/site-1.pub").unlink()
     (security / "clients/site-2.pub").write_bytes(new_line())
     meanwhile = []
-    register = commands.register
+    register = control.register
     monkeypatch.setattr(
-        commands, "register", lambda new: (meanwhile.append(dict(roster.names())), register(new))[1]
+        control, "register", lambda new: (meanwhile.append(dict(roster.names())), register(new))[1]
     )
     roster.update()
     assert list(meanwhile[0].values()) == [None]  # site-2, which is to wait; site-1 is gone
@@ -143,14 +133,14 @@ def test_revoking_does_not_wait_for_flower(roster, commands, security, key, monk
 
 
 def test_a_key_comes_back_under_another_name_without_a_restart(
-    roster, commands, security, said, key
+    roster, control, security, said, key
 ):
     """It had to be registered as before, or the server started again."""
     roster.update()
     (security / "clients/site-1.pub").unlink()
     put_back(security, "kitchen")
     roster.update()
-    assert roster.names() == {key: "kitchen"} and commands.asked == [["site-1"]]
+    assert roster.names() == {key: "kitchen"} and control.asked == [["site-1"]]
     assert said == ["registered: site-1", "revoked: site-1", "registered: kitchen"]
 
 
@@ -183,36 +173,19 @@ def test_a_superlink_takes_a_key_once_and_for_all(security, said, key, tmp_path)
     link = Child(superlink_command(link_socket, keys), flower_folders(scratch), tmp_path / "log")
     try:
         wait_until_up(link_socket, link)
-        flower = Flower(scratch, link_socket, keys.ca)
-        first = Roster(flower, security, said.append)
+        control = SuperLinkControl(link_socket, keys.ca)
+        first = Roster(control, security, said.append)
         first.update()
         assert first.names() == {key: "site-1"}
         # A server that lost the answer asks again: Flower says no, and has it all the same.
-        again = Roster(flower, security, said.append)
+        again = Roster(control, security, said.append)
         again.update()
         assert again.names() == {key: "site-1"}
     finally:
         link.stop()
-    dead = Roster(flower, security, said.append)
+    dead = Roster(control, security, said.append)
     dead.update()
     assert dead.names() == {key: None}
-    assert said[-1].startswith("client site-1 cannot be registered: ")
-
-
-def test_thousands_of_clients_are_registered_by_one_command(tmp_path, monkeypatch):
-    """What an argument of a process cannot hold: 128 KiB."""
-    echo = [sys.executable, "-c", ECHO]
-    monkeypatch.setattr(flower_command, "python_command", lambda *_: echo)
-    clients = [(f"client-{n}", tmp_path / "a folder of keys" / f"{n}.pub") for n in range(3000)]
-    assert Flower(tmp_path, tmp_path / "link", None).register(clients) == {
-        name: f"{len(clients)} commands" for name, _ in clients
-    }
-
-
-def test_a_command_that_cannot_be_started_is_tried_again(tmp_path, monkeypatch):
-    def no_memory(*_, **__):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(flower_command.subprocess, "run", no_memory)
-    with pytest.raises(FlowerError, match="flwr cannot be run: .*Cannot allocate memory"):
-        Flower(tmp_path, tmp_path / "link", None).register([("a", tmp_path / "a.pub")])
+    assert said[-1].startswith(
+        "clients site-1 cannot be registered: Flower's SuperLink does not answer: "
+    )

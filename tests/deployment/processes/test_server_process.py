@@ -16,9 +16,9 @@ import pytest
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.processes import server_process, station
-from orchestra_flwr.deployment.processes.flower_command import FlowerError
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.errors import FederationError
+from orchestra_flwr.flower.superlink_control import SuperLinkError
 from orchestra_flwr.reporting import RunFolder, make_progress
 
 NOT_READY, UNKNOWN = 503, 412
@@ -58,27 +58,27 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
 ):
     """Before that a registered client would be told to register.
 
-    A program that does nothing stands for the SuperLink, and the command that registers keys there
+    A program that does nothing stands for the SuperLink, and what registers keys there
     looks at the gate's port; folder of keys, roster and gate are real.
     """
     key, seen = load_public_key(bundle / "client.pub").pem, []
 
-    class Flower:
+    class Control:
         def __init__(self, *_):
             pass
 
-        def register(self, clients):
-            seen.append(("open" if is_listening(config.port) else "closed", clients))
-            return dict.fromkeys([name for name, _ in clients])
+        def register(self, keys):
+            seen.append(("open" if is_listening(config.port) else "closed", [*keys]))
+            return dict.fromkeys(keys)
 
-        def start_run(self):
+        def start_run(self, app):
             seen.extend([arrive(config, key), arrive(config, b"a stranger's")])
             watched = re.search("to be watched at (.*)", capsys.readouterr().out)[1]
             status = httpx.get(f"{watched}status", trust_env=False).json()
             seen.append(status["clients"]["registered"])
-            raise FlowerError("seen enough")
+            raise SuperLinkError("seen enough")
 
-    monkeypatch.setattr(station, "Flower", Flower)
+    monkeypatch.setattr(station, "SuperLinkControl", Control)
     monkeypatch.setattr(station, "superlink_command", lambda *_: ["sleep", "60"])
     monkeypatch.setattr(station, "wait_until_up", lambda *_: None)
     with (
@@ -87,7 +87,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
         pytest.raises(FederationError, match="seen enough"),
     ):
         server_process.serve(config, folder, progress)
-    (state, [(name, _)]), known, stranger, watched = seen
+    (state, [name]), known, stranger, watched = seen
     assert (state, name, known, stranger) == ("closed", "site-1", NOT_READY, UNKNOWN)
     assert not is_listening(config.port)  # and it is closed again
     # It could be watched, and all is in the audit log.
@@ -106,7 +106,7 @@ def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypa
         keys=None,
         gate=SimpleNamespace(limit_replies=lambda _: None),
         showing=lambda _: contextlib.nullcontext(),
-        flower=SimpleNamespace(start_run=lambda: 7, stop_run=stopped.append),
+        control=SimpleNamespace(start_run=lambda app: 7, stop_run=stopped.append),
         scratch=Path("scratch"),
         link=None,
         report=print,
