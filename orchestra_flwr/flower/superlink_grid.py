@@ -13,17 +13,16 @@ from flwr.proto.message_pb2 import (
     PullObjectRequest,
     PullObjectResponse,
 )
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
 from orchestra_flwr.flower.received_arrays import UnreadableReplyError
-from orchestra_flwr.flower.reply_upload import ReplyUpload, UploadedClient
+from orchestra_flwr.flower.reply_upload import ReplyUpload
 from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, StreamingGrid, failure
 
 if TYPE_CHECKING:  # it brings the databases of a SuperLink, which a simulation does without
     from flwr.superlink.grid.http_grid import HttpGrid
 
 LOOK_SECONDS = 0.001  # at least between two looks, for each client that is waited for
-TOO_LARGE = "its reply cannot be fetched: it is too large"
 STALLED = "its reply was not uploaded whole within federation.round_timeout"
 
 
@@ -117,7 +116,7 @@ class SuperLinkGrid(StreamingGrid):
         replies: list[Message] = []
         for message_id in message_ids:  # one by one: what is held is one reply
             for key in self._look([message_id], hold=True):
-                replies += self._pulled(key)
+                replies.append(self._pulled(key))
         return replies
 
     def _look(self, message_ids: Iterable[str], *, hold: bool = False) -> list[str]:
@@ -133,8 +132,7 @@ class SuperLinkGrid(StreamingGrid):
             found = self._superlink._runtime_client.PullMessages(request)
             trees = found.message_object_trees
             for reply, tree in zip(found.messages_list, trees, strict=True):
-                one = PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
-                self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(one)
+                self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(reply, tree)
         return [key for key in wanted if key in self._uploads]
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
@@ -143,15 +141,14 @@ class SuperLinkGrid(StreamingGrid):
         )
         return self._superlink._runtime_client.PullObject(request)
 
-    def _pulled(self, key: str) -> Iterable[Message]:
-        """A reply that was seen, with its arrays: Flower's steps after it has been told of it."""
-        client = self._superlink._runtime_client
+    def _pulled(self, key: str) -> Message:
+        """A reply that was seen, with its arrays, of which the SuperLink keeps none."""
         upload = self._uploads.pop(key)
-        self._superlink._client = UploadedClient(client, upload)  # type: ignore[assignment]
+        self.unanswered.discard(key)
         try:
-            return super().pull_messages([key])
+            return upload.reply(self._pull_object, self.reply_limit)
         finally:
-            self._superlink._client = client
+            self._delete(upload.message_id)
 
     def look(self, message_ids: Iterable[str]) -> dict[str, bool]:
         """The messages whose replies can be fetched, and whether each is good, or an error.
@@ -165,7 +162,7 @@ class SuperLinkGrid(StreamingGrid):
     def fetch(self, key: str, message: Message) -> Message:
         """A reply that :meth:`look` names, with its arrays; what cannot be fetched is a failure."""
         try:
-            reply = next(iter(self._pulled(key)), failure(TOO_LARGE, message))
+            reply = self._pulled(key)
         except UnreadableReplyError as error:
             return failure(str(error), message)
         if reply.has_error():

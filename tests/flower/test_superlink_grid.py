@@ -400,5 +400,7 @@ def test_an_upload_that_is_withdrawn_is_an_error(superlink, grid):
         elif look == 4:
             good.answer(good.fetch(), 2.0)
 
-    assert values_of(first(grid, [client, good], work, needed=1)) == [(0, None), (1, 2.0)]
+    arrivals = first(grid, [client, good], work, needed=1)
+    assert values_of(arrivals) == [(0, None), (1, 2.0)]
+    assert arrivals[0].reply.error.reason == "its reply was given up before it was there whole"
     assert superlink.kept() == 0 and not grid._uploads
