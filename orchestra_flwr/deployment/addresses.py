@@ -1,11 +1,13 @@
-"""Addresses: what one says about the connection to it, and where a process is watched."""
+"""Addresses: to listen on one, what one says about the connection to it, and where one watches."""
 
+import errno
 import ipaddress
+import socket
 from pathlib import Path
 
 from pydantic import Field
 
-from orchestra_flwr.config import Section
+from orchestra_flwr.config import ConfigError, Section
 
 
 class WatchConfig(Section):
@@ -33,3 +35,40 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def listen(host: str, port: int, section: str = "") -> socket.socket:
+    """A socket that listens on an address; port 0: any free one.
+
+    `section` is that of the keys `host` and `port`, such as "watch.".
+
+    Raises:
+        ConfigError: not an address of this machine, or the port is taken.
+    """
+    keys, six = f"{section}host={host} {section}port={port}", ":" in host
+    try:
+        listening = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if six else socket.AF_INET,
+            backlog=1024,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+    except TypeError as error:  # a name that cannot even be looked up
+        raise ConfigError(f"{keys}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{keys}: {_why_not(error)}") from None
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, and
+    # without it every response waits 40 ms for the client's acknowledgement of its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def _why_not(error: OSError) -> str:
+    """Why an address cannot be listened on, and what to do."""
+    cures = {
+        errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
+        errno.EADDRNOTAVAIL: "must be an address of this machine; 0.0.0.0 is all of them",
+        errno.EACCES: "may not be listened on by this user: choose a port above 1023",
+    }
+    reason = str(error.strerror or error).partition(" (while")[0]  # which Python adds
+    return cures.get(error.errno or 0, f"{reason}: give an address of this machine")

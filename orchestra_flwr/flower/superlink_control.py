@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from flwr.cli.build import build_fab_from_files
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control import ControlHttpClient
@@ -38,8 +39,6 @@ class SuperLinkControl:
         Raises:
             SuperLinkError: the SuperLink did not take it.
         """
-        from flwr.cli.build import build_fab_from_files  # brings Flower's commands
-
         content, _ = build_fab_from_files(app)
         fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
         with self._client() as client:

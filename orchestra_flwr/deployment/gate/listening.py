@@ -8,8 +8,6 @@ on to it.
 
 import asyncio
 import contextlib
-import errno
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.addresses import listen
 from orchestra_flwr.deployment.gate.admission import Admission
 from orchestra_flwr.deployment.gate.connection import IDLE_SECONDS, Connection
 from orchestra_flwr.deployment.gate.forward import Forwarder
@@ -171,38 +169,3 @@ def _http(application: ASGIApp) -> uvicorn.Config:
     )
     config.load()
     return config
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address; port 0: any free one.
-
-    Raises:
-        ConfigError: not an address of this machine, or the port is taken.
-    """
-    six = ":" in host
-    try:
-        listening = socket.create_server(
-            (host, port),
-            family=socket.AF_INET6 if six else socket.AF_INET,
-            backlog=1024,
-            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
-        )
-    except TypeError as error:  # a name that cannot even be looked up
-        raise ConfigError(f"host={host} port={port}: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"host={host} port={port}: {_why_not(error)}") from None
-    # Connections inherit it. asyncio sets it only on sockets that name their protocol, and
-    # without it every response waits 40 ms for the client's acknowledgement of its head.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
-
-
-def _why_not(error: OSError) -> str:
-    """Why an address cannot be listened on, and what to do."""
-    cures = {
-        errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
-        errno.EADDRNOTAVAIL: "must be an address of this machine; 0.0.0.0 is all of them",
-        errno.EACCES: "may not be listened on by this user: choose a port above 1023",
-    }
-    reason = str(error.strerror or error).partition(" (while")[0]  # which Python adds
-    return cures.get(error.errno or 0, f"{reason}: give an address of this machine")

@@ -12,10 +12,10 @@ from typing import Any
 
 from orchestra_flwr.commands.usage import as_called
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.deployment.addresses import is_loopback
+from orchestra_flwr.deployment.addresses import is_loopback, listen
 from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedError
 from orchestra_flwr.deployment.channel.progress_events import show
-from orchestra_flwr.deployment.gate import Gate, listen
+from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import server_files
 from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
@@ -24,7 +24,6 @@ from orchestra_flwr.deployment.processes.superlink import check_alive
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
-from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
@@ -109,8 +108,7 @@ def check_server(config: ServerConfig) -> None:
     check_room_for(LINK)
     listen(config.host, config.port).close()
     if config.watch.port is not None:
-        with serving(config.watch.host, config.watch.port, {}):
-            pass
+        listen(config.watch.host, config.watch.port, "watch.").close()
     if config.tls:
         server_files(Path(config.security))
 

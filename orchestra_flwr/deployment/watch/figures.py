@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from starlette.responses import Response
+
 from orchestra_flwr.deployment.keys.certificates import Dated
-from orchestra_flwr.deployment.watch.web_server import Answer
 from orchestra_flwr.extras import require
 
 MAX_DETAILS = 300  # of a round: whatever a plug-in records, there are not more series
@@ -43,7 +44,7 @@ FIGURES = (
 )
 
 
-def exposed(status: Mapping[str, Any]) -> Answer:
+def exposed(status: Mapping[str, Any]) -> Response:
     """The figures of a status for Prometheus.
 
     Raises:
@@ -65,7 +66,7 @@ def exposed(status: Mapping[str, Any]) -> Answer:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collected())
-    return Answer(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def figures(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, float]]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import HTMLResponse, Response
+
 from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.watch.figures import exposed
-from orchestra_flwr.deployment.watch.web_server import Answer, serving
+from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.reporting.run_folder import finite
 
 PAGE = Path(__file__).with_name("page.html")
@@ -36,7 +39,7 @@ def watched(
     page = _page()
     paths = {
         "/": lambda: page,
-        "/status": lambda: Answer.json(finite(status())),
+        "/status": lambda: _json(status()),
         "/metrics": lambda: exposed(status()),
     }
     with serving(config.host, config.port, paths) as port:
@@ -45,7 +48,12 @@ def watched(
         yield
 
 
-def _page() -> Answer:
+def _json(values: dict[str, Any]) -> Response:
+    # As text that is ASCII: names of folders may hold bytes that are no UTF-8.
+    return Response(json.dumps(finite(values), allow_nan=False), media_type="application/json")
+
+
+def _page() -> Response:
     """The page, with a policy that lets nothing run or load but what is in it, and `/status`."""
     html = PAGE.read_text()
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
@@ -55,7 +63,7 @@ def _page() -> Answer:
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
-    return Answer(html.encode(), "text/html; charset=utf-8", policy=policy)
+    return HTMLResponse(html, headers={"Content-Security-Policy": policy})
 
 
 def _source(text: str) -> str:

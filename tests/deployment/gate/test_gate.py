@@ -32,7 +32,6 @@ from orchestra_flwr.deployment.gate import (
     connection,
     fleet_methods,
     forward,
-    listen,
     listening,
 )
 from orchestra_flwr.deployment.gate.tls import server_context
@@ -991,19 +990,6 @@ def test_an_address_that_is_taken(plain_gate):
         taken.start()
     assert "\n" not in str(error.value)
     taken.stop()
-
-
-@pytest.mark.parametrize(
-    ("host", "why"),
-    [
-        ("203.0.113.7", "must be an address of this machine; 0.0.0.0"),
-        ("none.invalid", "[^()]+: give an address of this machine"),
-        (f"{70 * 'x'}.ü", "encoding of hostname failed"),
-    ],
-)
-def test_an_address_that_cannot_be_listened_on_is_said_with_what_to_do(host, why):
-    with pytest.raises(ConfigError, match=f"port=0: {why}"):
-        listen(host, 0)
 
 
 @pytest.mark.parametrize("missing", ["certificate", "key", "ca"])

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from starlette.responses import JSONResponse
 
 from orchestra_flwr.cli import top_main
 from orchestra_flwr.config import load
@@ -12,7 +13,7 @@ from orchestra_flwr.deployment.watch import top
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.federation_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
-from orchestra_flwr.deployment.watch.web_server import Answer, serving
+from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.reporting import RunFolder
 
 
@@ -88,9 +89,9 @@ def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
 
 def test_what_is_no_status_is_one_line(called, tmp_path):
     config = load(ServerConfig, [f"queue={tmp_path}"])
-    paths = {"/status": lambda: Answer.json({"role": "server"})}
+    paths = {"/status": lambda: JSONResponse({"role": "server"})}
     idle = IdleStatus(config, RunFolder(tmp_path), list, (), connected=list).to_dict()
-    numbers = {"/status": lambda: Answer.json({**idle, "state": 7})}
+    numbers = {"/status": lambda: JSONResponse({**idle, "state": 7})}
     with (
         serving("127.0.0.1", 0, paths) as port,
         serving("127.0.0.1", 0, numbers) as wrong_kind,
