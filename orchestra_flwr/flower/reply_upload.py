@@ -5,18 +5,47 @@ message is put together as `HttpGrid` does it, which waits for these until no mo
 for three minutes.
 """
 
-from collections.abc import Callable
-from typing import cast
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-from orchestra_flwr.flower.received_arrays import UnreadableReplyError, bounded_arrays
+from google.protobuf.message import DecodeError
 
 PullObject = Callable[[str], PullObjectResponse]  # by an object's id
+# What Flower raises where a client's bytes are not what they should be.
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class UnreadableReplyError(ValueError):
+    """A client sent something from which no message can be made."""
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Makes what Flower raises in the block, of a client's bytes, an UnreadableReplyError."""
+    try:
+        yield
+    except UNREADABLE as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UnreadableReplyError(f"it cannot be read ({why})") from error
 
 
 class ReplyUpload:
@@ -60,7 +89,7 @@ class ReplyUpload:
         return self._gone or not self._missing
 
     def reply(self, pull: PullObject, most: int | None) -> Message:
-        """The reply, made of all parts; `most` and errors as of :func:`bounded_arrays`."""
+        """The reply, made of all parts; as :func:`put_together`."""
         contents, self._held = self._held, {}
         for part in self._parts:
             if part not in contents:
@@ -68,7 +97,42 @@ class ReplyUpload:
                 if not found.object_available:
                     raise UnreadableReplyError("its reply was given up before it was there whole")
                 contents[part] = found.object_content
-        with bounded_arrays(most):
-            reply = cast(Message, inflate_object_from_contents(self.message_id, contents))
-            reply.metadata.__dict__["_message_id"] = self.message_id
-            return reply
+        return put_together(self.message_id, contents, most)
+
+
+def put_together(message_id: str, contents: dict[str, bytes], most: int | None) -> Message:
+    """The message of its parts by their ids, which are let go.
+
+    Args:
+        most: bytes of all arrays; None: any number.
+
+    Raises:
+        UnreadableReplyError: they are more, or the reply cannot be read for another reason.
+    """
+    with readable():
+        if most is not None and bytes_of_arrays(contents) > most:
+            raise ValueError(f"its arrays have more than {most} bytes")
+        reply = inflate_object_from_contents(message_id, contents)
+        if not isinstance(reply, Message):
+            raise TypeError("it is no message")
+    reply.metadata.__dict__["_message_id"] = message_id
+    return reply
+
+
+def bytes_of_arrays(contents: Mapping[str, bytes]) -> int:
+    """How many bytes the arrays of a message come to when they are put together.
+
+    An array arrives as chunks and a list of the order in which they are joined. A chunk may stand
+    in that list as often as the sender likes, so a small reply could fill the server's memory.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    size = {key: len(each) - each.find(HEAD_BODY_DIVIDER) - 1 for key, each in contents.items()}
+    total = 0
+    for content in contents.values():
+        kind, ids, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            listed = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            total += sum(size[ids[place]] for place in listed)
+    return total

@@ -16,10 +16,7 @@ from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from orchestra_flwr.flower.received_arrays import (
-    UnreadableReplyError,
-    bounded_arrays,
-)
+from orchestra_flwr.flower.reply_upload import UnreadableReplyError, readable
 
 TIMEOUT_CODE = 100
 POLL_SECONDS = 0.05
@@ -67,7 +64,6 @@ class StreamingGrid(OneRunGrid):
     # Whether the client of a reply shall be asked once more, while no other works.
     retry: Callable[[Message], bool] = lambda reply: False
     poll: float = POLL_SECONDS  # between two looks for a reply
-    reply_limit: int | None = None  # bytes that one reply's arrays may come to; None: any number
     unanswered: set[str] = field(default_factory=set, init=False)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -89,9 +85,9 @@ class StreamingGrid(OneRunGrid):
 
         Raises:
             UnreadableReplyError: a client sent what is no message; what the others sent may be
-                lost with it, so real clients' replies are pulled one by one.
+                lost with it.
         """
-        with bounded_arrays(self.reply_limit):
+        with readable():
             replies = list(self.grid.pull_messages(message_ids))
         self.unanswered.difference_update(r.metadata.reply_to_message_id for r in replies)
         return replies

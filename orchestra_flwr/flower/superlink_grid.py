@@ -15,8 +15,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-from orchestra_flwr.flower.received_arrays import UnreadableReplyError
-from orchestra_flwr.flower.reply_upload import ReplyUpload
+from orchestra_flwr.flower.reply_upload import ReplyUpload, UnreadableReplyError
 from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, StreamingGrid, failure
 
 if TYPE_CHECKING:  # it brings the databases of a SuperLink, which a simulation does without
@@ -36,7 +35,7 @@ class SuperLinkGrid(StreamingGrid):
 
     Args:
         grid: Flower's own connection.
-        reply_limit: as for :class:`StreamingGrid`.
+        reply_limit: bytes that one reply's arrays may come to; None: any number.
         sent: called with the number of the node that a message was sent to.
     """
 
@@ -47,8 +46,9 @@ class SuperLinkGrid(StreamingGrid):
         reply_limit: int | None = None,
         sent: Callable[[int], None] = lambda node: None,
     ) -> None:
-        super().__init__(grid, reply_limit=reply_limit)
+        super().__init__(grid)
         self._superlink = grid
+        self._reply_limit = reply_limit
         self._sent = sent
         self._given_up: set[str] = set()
         self._uploads: dict[str, ReplyUpload] = {}  # by the message: replies that are not fetched
@@ -146,7 +146,7 @@ class SuperLinkGrid(StreamingGrid):
         upload = self._uploads.pop(key)
         self.unanswered.discard(key)
         try:
-            return upload.reply(self._pull_object, self.reply_limit)
+            return upload.reply(self._pull_object, self._reply_limit)
         finally:
             self._delete(upload.message_id)
 

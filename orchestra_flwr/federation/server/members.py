@@ -14,7 +14,7 @@ from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN, REGISTERED
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
-from orchestra_flwr.flower.received_arrays import UnreadableReplyError
+from orchestra_flwr.flower.reply_upload import UnreadableReplyError
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 

@@ -12,7 +12,7 @@ from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
 from orchestra_flwr.flower.process_identity import identify_process
-from orchestra_flwr.flower.received_arrays import UnreadableReplyError
+from orchestra_flwr.flower.reply_upload import UnreadableReplyError
 
 identify_process()
 GREETING = ConfigRecord({"version": "1"})

@@ -10,16 +10,10 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflatable_class_registry,
-    inflate_object_from_contents,
-    validate_object_content,
-)
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+from flwr.supercore.task_identity import TaskIdentity
 
-from orchestra_flwr.flower.received_arrays import (
-    UnreadableReplyError,
-    bounded_arrays,
-)
+from orchestra_flwr.flower.reply_upload import UnreadableReplyError, bytes_of_arrays, put_together
 
 CHUNK = b"x" * 1000
 
@@ -35,31 +29,38 @@ def pushed(listed):
     return key, {chunk.object_id: chunk.deflate(), key: content}
 
 
-def test_an_honest_reply_is_as_ever():
+def test_an_honest_reply_is_as_ever(monkeypatch):
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
     record = ArrayRecord({"a": Array("uint8", (1000,), "numpy.ndarray", CHUNK)})
-    sent = RecordDict({"arrays": record})
+    sent = Message(RecordDict({"arrays": record}), 7, "train")
     contents = {key: each.deflate() for key, each in get_all_nested_objects(sent).items()}
-    with bounded_arrays(1000):
-        received = inflate_object_from_contents(sent.object_id, contents)
-    assert received["arrays"]["a"].data == CHUNK
+    assert bytes_of_arrays(contents) == 1000
+    received = put_together(sent.object_id, contents, 1000)
+    assert received.content["arrays"]["a"].data == CHUNK
+    assert received.metadata.message_id == sent.object_id
 
 
 def test_a_chunk_that_is_joined_again_and_again_is_refused_before_it_is():
     key, contents = pushed([0] * 3)
-    with bounded_arrays(3000):
-        assert len(inflate_object_from_contents(key, dict(contents)).data) == 3000
-    flowers = inflatable_class_registry["Array"]
-    with pytest.raises(UnreadableReplyError, match="more than 2999 bytes"), bounded_arrays(2999):
-        inflate_object_from_contents(key, dict(contents))
-    assert inflatable_class_registry["Array"] is flowers is Array
+    assert bytes_of_arrays(contents) == 3000
+    with pytest.raises(UnreadableReplyError, match="more than 2999 bytes"):
+        put_together(key, contents, 2999)
+    assert len(contents) == 2  # nothing was made of it
+
+
+def test_an_array_alone_is_no_reply():
+    key, contents = pushed([0])
+    with pytest.raises(UnreadableReplyError, match="it is no message"):
+        put_together(key, contents, None)
 
 
 @pytest.mark.parametrize("listed", [[7], "x", None, {}, 3])
 @pytest.mark.parametrize("most", [None, 10**6])
 def test_what_is_no_list_of_chunks_is_one_error(listed, most):
     key, contents = pushed(listed)
-    with pytest.raises(UnreadableReplyError, match="cannot be read"), bounded_arrays(most):
-        inflate_object_from_contents(key, contents)
+    with pytest.raises(UnreadableReplyError, match="cannot be read"):
+        put_together(key, contents, most)
 
 
 @pytest.mark.parametrize("kind", [Message, MetricRecord, ConfigRecord])
@@ -67,10 +68,5 @@ def test_what_is_no_message_of_protobuf_is_one_error(kind):
     content = add_header_to_object_body(b"\xff", type(kind.__name__, (), {"children": {}})())
     validate_object_content(content)
     key = get_object_id(content)
-    with pytest.raises(UnreadableReplyError, match="DecodeError"), bounded_arrays(1000):
-        inflate_object_from_contents(key, {key: content})
-
-
-def test_other_errors_are_their_own():
-    with pytest.raises(ConnectionError), bounded_arrays(1):
-        raise ConnectionError
+    with pytest.raises(UnreadableReplyError, match="DecodeError"):
+        put_together(key, {key: content}, 1000)
