@@ -18,7 +18,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
 )
 from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -26,10 +26,11 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from orchestra_flwr.flower.heartbeats import heartbeats
 from orchestra_flwr.flower.patience import explained, patient_retries
 from orchestra_flwr.flower.process_identity import identify_process
-from orchestra_flwr.flower.socket_client import HOST, connect_through, connected
+from orchestra_flwr.flower.socket_client import HOST, connected
 
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.1
+VERSION = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
 
 
 @contextmanager
@@ -52,8 +53,13 @@ def server_task(
     with explained():
         token = _acquire(socket, ca, run, retries)
         grid = HttpGrid(HOST, insecure=ca is None, token=token)
-        grid._retry_invoker = retries
-        connect_through(grid._runtime_client, socket, ca)
+        grid._client = connected(
+            RuntimeHttpClient,
+            socket,
+            ca,
+            [grid._tracing, VERSION, RuntimeTokenHttpInterceptor(token)],
+            retries,
+        )
         task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     identify_process(task.task_id, task.run.run_id, task.context.node_id)
     grid.set_run(run_from_proto(task.run))
@@ -73,9 +79,7 @@ def server_task(
 
 def _acquire(socket: Path, ca: Path | None, run: int, retries: RetryInvoker) -> str:
     """The token of the run's task."""
-    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-    client = connected(RuntimeHttpClient, socket, ca, [version])
-    client._retry_invoker = retries
+    client = connected(RuntimeHttpClient, socket, ca, [VERSION], retries)
     deadline = time.monotonic() + WAIT_SECONDS
     try:
         while time.monotonic() < deadline:

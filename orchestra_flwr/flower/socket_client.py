@@ -1,36 +1,42 @@
 """Flower's clients of a local SuperLink or SuperNode, through its socket.
 
-Checked against Flower 1.41: `ProtobufClient` sends all by its `_client`.
+Checked against Flower 1.41: `ProtobufClient` has these attributes, and sends all by its `_client`.
 """
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
-from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
+from flwr.supercore.retry import RetryInvoker
 
 HOST = "127.0.0.1"  # stands in requests, and in certificates; nothing is looked up
+TIMEOUT = 30.0  # seconds, as Flower's own
 C = TypeVar("C", bound=ProtobufClient)
 
 
-def connect_through(client: ProtobufClient, socket: Path, ca: Path | None) -> None:
-    """Lets one of Flower's clients connect at a socket.
+def connected(
+    kind: type[C],
+    socket: Path,
+    ca: Path | None,
+    interceptors: Sequence[ProtobufClientInterceptor],
+    retries: RetryInvoker | None = None,
+) -> C:
+    """A client of some kind, at a socket.
+
+    Its own constructor would look for a proxy in the environment, and fail for one that httpx
+    cannot use.
 
     Args:
-        client: one that has sent nothing yet.
         ca: the certificate that the server's is checked with; None: plain text.
     """
-    timeout = client._client.timeout
-    client._client.close()
+    client = kind.__new__(kind)
+    client._base_url = f"{'https' if ca else 'http'}://{HOST}"
+    client._interceptors = tuple(interceptors)
+    client._retry_invoker = retries
     verify = ssl.create_default_context(cafile=ca) if ca else False
     transport = httpx.HTTPTransport(uds=str(socket), verify=verify)
-    client._client = httpx.Client(transport=transport, timeout=timeout)
-
-
-def connected(kind: type[C], socket: Path, ca: Path | None, interceptors: list[Any]) -> C:
-    """A client of some kind, at a socket; `ca` as of :func:`connect_through`."""
-    scheme = "https" if ca else "http"
-    client = kind(f"{scheme}://{HOST}", interceptors=interceptors, verify=False)
-    connect_through(client, socket, ca)
+    client._client = httpx.Client(transport=transport, timeout=TIMEOUT)
     return client

@@ -143,7 +143,7 @@ class _PrivateLog(RotatingFileHandler):
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment for Flower's programs: found first, quick to poll, and quiet.
+    """This process's environment for Flower's programs: found first, and quiet.
 
     They talk to this machine and to the server's gate alone, and no proxy leads there: one that the
     environment names is for the internet, and does not know what listens on 127.0.0.1.
@@ -153,7 +153,6 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
         **os.environ,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",  # as -P: nothing is imported from the folder where we were started
         **dict.fromkeys(NO_PROXY, "*"),
