@@ -15,7 +15,6 @@ from starlette.responses import HTMLResponse, Response
 
 from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.watch.figures import exposed
-from orchestra_flwr.deployment.watch.web_server import serving
 from orchestra_flwr.reporting.run_folder import finite
 
 PAGE = Path(__file__).with_name("page.html")
@@ -36,6 +35,9 @@ def watched(
     if config.port is None:
         yield
         return
+    # 3 MB that a board without it does without.
+    from orchestra_flwr.deployment.watch.web_server import serving
+
     page = _page()
     paths = {
         "/": lambda: page,
