@@ -47,7 +47,7 @@ ADDED = {
     ),
     "methods/swav.py": ("tests/methods/test_chance_losses.py",),
     "clustering": ("tests/methods/test_orchestra.py",),
-    "methods/roles.py": ("tests/methods/test_base.py", "tests/training/test_learner.py"),
+    "methods/roles.py": ("tests/methods/test_methods.py", "tests/training/test_learner.py"),
 }
 # Lines that stay: a `__call__` that mutmut has wrapped uvicorn takes for a factory.
 UNCHANGED = {
