@@ -51,9 +51,11 @@ def run_label(config: LabelConfig) -> None:
             labels_by_path, examples = _embedded_examples(config, embedded.folder)
             rest = _outside(config, everything)
         else:
-            check_known(config.labels, table, config.images, {*everything.paths})
+            broken = [path for path, _ in everything.broken]  # they are printed above
+            check_known(config.labels, table, config.images, {*everything.paths, *broken})
             labels_by_path = table
             examples = _part(everything, [path in table for path in everything.paths])
+            check_enough(config.labels, {path: table[path] for path in examples.paths})
             rest = _part(everything, [path not in table for path in everything.paths])
         labels = [labels_by_path[path] for path in examples.paths]
         classifier = fit_few_labels(examples.vectors, labels, config.seed)

@@ -21,10 +21,12 @@ def is_table(labels: str) -> bool:
 def read_table(labels: str) -> dict[str, str]:
     """The label of each path in a CSV with the columns `path` and `label`, as they are printed.
 
+    A path with an empty cell has no label, as in a table of training images.
+
     Raises:
         ConfigError: as :func:`~orchestra_flwr.data.image_files.file_table.read_file_table`.
     """
-    table = read_file_table("labels", labels, ("path", "label"))
+    table = read_file_table("labels", labels, ("path", "label"), may_lack=True)
     return {printable(path): printable(label) for path, label in table.items()}
 
 
@@ -46,7 +48,7 @@ def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:
 
 
 def check_known(labels: str, named: Mapping[str, str], images: str, known: set[str]) -> None:
-    """Refuses labels of images that are not there or cannot be read.
+    """Refuses labels of images that are not there.
 
     Raises:
         ConfigError: names the first one.
@@ -55,7 +57,7 @@ def check_known(labels: str, named: Mapping[str, str], images: str, known: set[s
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
-            f"labels={labels}: {unknown[0]}{more} cannot be found or read in images={images}; "
+            f"labels={labels}: {unknown[0]}{more} cannot be found in images={images}; "
             "paths must be as they stand below it"
         )
 

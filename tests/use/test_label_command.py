@@ -152,6 +152,21 @@ def test_labels_of_images_that_are_not_there(run, photos, command):
     assert code == 2 and "red/99.png cannot be found" in err
 
 
+def test_broken_images_with_a_label_are_left_out(run, photos, command):
+    file = labels_csv(photos)
+    for name in ("00", "01"):
+        (photos / "red" / f"{name}.png").write_bytes(b"no image")
+    arguments = [f"run={run}", f"images={photos}", f"labels={file}"]
+    code, _, err = command(*arguments)
+    assert code == 2 and "class red has 4 labelled images" in err
+    file.write_text(file.read_text() + "red/06.png,red\nred/07.png,\n")
+    code, out, err = command(*arguments)
+    assert code == 0, err
+    assert "red/00.png: not an image" in out and "on 17 labelled images" in out
+    paths = [row["path"] for row in predictions(run / "embeddings" / "photos")]
+    assert "red/07.png" in paths and "red/06.png" not in paths
+
+
 def test_labels_must_be_given(run, photos, command):
     code, _, err = command(f"run={run}", f"images={photos}")
     assert code == 2 and err.startswith("error: labels: must be given")

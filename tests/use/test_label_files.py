@@ -18,6 +18,12 @@ def test_a_table_with_other_columns_quotes_and_a_mark_of_spreadsheets(tmp_path):
     assert is_table("x.CSV") and not is_table("folder") and not is_table("examples.zip")
 
 
+def test_an_empty_cell_is_no_label(tmp_path):
+    """The table of a data set where some images have labels serves here as well."""
+    text = "file,label,owner\na.jpg,cat,x\nb.jpg,,x\nc.jpg, ,y\nd.jpg\n"
+    assert table(tmp_path, text) == {"a.jpg": "cat"}
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t", " ; "])
 @pytest.mark.parametrize("head", ["path label", "Path Label note", "note LABEL path"])
 def test_a_table_as_spreadsheets_write_it(tmp_path, separator, head):
@@ -46,8 +52,7 @@ def test_only_ends_of_lines_divide_them(tmp_path, end):
     [
         ("Image,label\na,b\n", "has no column path; .* path and label, and names image, label$"),
         ("", "has no column path; .*, and names none$"),
-        ("path,label\na.jpg,\n", "line 2 has no path or no label"),
-        ("path,label\na.jpg\n", "line 2 has no path or no label"),
+        ("path,label\n,cat\n", "line 2 has no path or no label"),
         ("path,label\na.jpg,cat\na.jpg,dog\n", "line 3: a.jpg has a second label"),
         ("path,label\na, b.jpg,cat\n", "line 2 has more fields than the first line"),
         ('path,label\n"' + 200_000 * "x", "cannot be read .field larger than field limit"),

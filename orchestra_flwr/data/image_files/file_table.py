@@ -27,7 +27,9 @@ def table_text(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, str]:
+def read_file_table(
+    key: str, path: str, columns: tuple[str, str], *, may_lack: bool = False
+) -> dict[str, str]:
     """The value of each file in a CSV whose first line names both columns, and maybe others.
 
     The first line tells which separator a spreadsheet wrote: comma, semicolon or tab. Spaces around
@@ -38,6 +40,7 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
         key: the configuration key that names the table, for messages.
         path: the table; ``~`` is the home directory.
         columns: the names of the columns with the files and with their values.
+        may_lack: whether files may be without a value; they are left out.
 
     Raises:
         ConfigError: the table cannot be read, lacks a column, or has a line with too many fields,
@@ -45,9 +48,9 @@ def read_file_table(key: str, path: str, columns: tuple[str, str]) -> dict[str, 
     """
     values: dict[str, str] = {}
     for line, (file, value) in read_table(key, path, columns):
-        if not file or not value:
+        if not file or not (value or may_lack):
             raise ConfigError(f"{key}={path}: line {line} has no {columns[0]} or no {columns[1]}")
-        if values.setdefault(file, value) != value:
+        if value and values.setdefault(file, value) != value:
             raise ConfigError(
                 f"{key}={path}: line {line}: {printable(file)} has a second {columns[1]}"
             )
