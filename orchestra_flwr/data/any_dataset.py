@@ -1,5 +1,7 @@
 """Data sets of other libraries, torch's or Hugging Face's, as images in memory."""
 
+import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +14,15 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
 from orchestra_flwr.square_image import square_image
 
+logger = logging.getLogger(__name__)
+
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
 LABEL = "label"  # the name of a column
+PANDAS_NA = "<NA>"  # as a text; it can be compared with nothing
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
 
 
@@ -28,8 +34,9 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
             maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
             images, pairs (image, label), or mappings with an image and maybe a label: torch's and
             torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), lists. Labels
-            are whole numbers or texts; -1 and None mean no label; test images without are left out
-            where others have one. In a mapping the label is the
+            are whole numbers or texts; -1, None, an empty text and what pandas has in an empty cell
+            mean no label; test images without are left out where others have one. Files that are
+            broken are named in a warning and left out. In a mapping the label is the
             item "label"; else the only column of class labels, or called "class" or "target"; else
             the only one with "label" in its name.
         size: height and width of its images in pixels.
@@ -114,13 +121,20 @@ def _ends_in_labels(pair: Any) -> bool:
     items = pair[1]
     if isinstance(items, Tensor | np.ndarray):
         return items.ndim == 1 and items.dtype != object
-    return isinstance(items, list) and bool(items) and isinstance(items[0], int | str)
+    first = next(iter(items), None) if isinstance(items, list) or _of_pandas(items) else None
+    return isinstance(first, int) or (isinstance(first, str) and not Path(first).is_file())
+
+
+def _of_pandas(items: Any) -> bool:
+    """A column or a table, whose [number] is the item of that name, not the one in that place."""
+    return hasattr(items, "iloc")
 
 
 def _read(items: Any, part: str, size: int) -> _Items:
     images: list[Tensor] = []
     labels: list[int | str | None] = []
     sides: list[int] = []
+    broken: list[tuple[str, str]] = []
     classes = _declared(items)
     for number, item in enumerate(_each(items, part)):
         image, label, names = _image_and_label(item, items)
@@ -130,10 +144,17 @@ def _read(items: Any, part: str, size: int) -> _Items:
             sides += [min(image.size)] if isinstance(image, Image.Image) else []
             labels.append(_plain(label))
         except (OSError, TypeError, ValueError) as error:
+            if isinstance(error, ValueError) and isinstance(image, str | Path):
+                file, _, reason = str(error).partition(": ")
+                broken.append((file, reason))
+                continue
             hint = (
                 "; transforms must not normalise them" if "values of images" in str(error) else ""
             )
             raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
+    if broken:
+        text = "dataset: skipped %d %s images: %s"
+        logger.warning(text, len(broken), part, first_ones(broken))
     if not images:
         raise ConfigError(f"dataset: there are no {part} images")
     return _Items(part, images, labels, classes, sides)
@@ -147,6 +168,13 @@ def _each(items: Any, part: str) -> Iterator[Any]:
         )
     if getattr(items, "shape", None) == ():  # it has `__len__`, which fails
         raise ConfigError(f"dataset: the {part} images are no data set, but a single value")
+    if _of_pandas(items):
+        if items.ndim > 1:
+            raise ConfigError(
+                f"dataset: the {part} images are a table; give its columns of images and labels: "
+                'list(zip(table["file"], table["label"]))'
+            )
+        return iter(items)
     # Not every data set of torch ends an iteration by itself.
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
         return (items[number] for number in range(len(items)))
@@ -209,7 +237,10 @@ def _plain(label: Any) -> int | str | None:
     """
     if isinstance(label, Tensor | np.ndarray | np.generic) and len(label.reshape(-1)) == 1:
         label = label.item()
-    if label is None:
+    if isinstance(label, float) and label.is_integer():  # pandas', where another label is missing
+        label = int(label)
+    is_nan = isinstance(label, float) and math.isnan(label)
+    if label is None or is_nan or str(label).strip() in ("", PANDAS_NA):
         return None
     if isinstance(label, bool) or not isinstance(label, int | str):  # before it is compared
         shown = " ".join(repr(label).split())[:100]

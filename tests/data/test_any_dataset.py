@@ -139,6 +139,49 @@ def test_some_labels(caplog):
     assert "dataset: 1 of 3 test images have no label; they are left out" in caplog.text
 
 
+def test_labels_of_a_table_of_pandas():
+    """Its empty cells are NaN or NA, and make floating-point numbers of whole ones."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    for labels, classes in (
+        (pandas.Series(["dog", None, "cat", float("nan"), "", " "]), ("cat", "dog")),
+        (pandas.Series([7, None, 3, None, None, None]), ("3", "7")),
+        (pandas.Series([7, None, 3, None, None, None], dtype="Int64"), ("3", "7")),
+    ):
+        train = as_dataset([*zip(PICTURES, labels, strict=True)], "mine", 8).train
+        assert train.classes == classes and train.labels.tolist() == [1, -1, 0, -1, -1, -1]
+
+
+def test_columns_of_pandas(tmp_path):
+    """Rows that were chosen keep their numbers, which are no places."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    for number, picture in enumerate(PICTURES):
+        picture.save(tmp_path / f"{number}.png")
+    table = pandas.DataFrame({"file": [str(tmp_path / f"{n}.png") for n in range(6)]})
+    chosen = as_dataset((table.file[table.index > 3], table.file[:3].tolist()), "mine", 8)
+    assert torch.equal(chosen.train.images, as_dataset(PICTURES[4:], "mine", 8).train.images)
+    with pytest.raises(ConfigError, match="the training images are a table; give its columns"):
+        as_dataset(table, "mine", 8)
+    with pytest.raises(ConfigError, match="and the second holds labels"):
+        as_dataset((table.file, pandas.Series(list("aabbcc"))), "mine", 8)
+
+
+def test_broken_files_are_named_and_left_out(tmp_path, caplog):
+    for number, picture in enumerate(PICTURES):
+        picture.save(tmp_path / f"{number}.png")
+    files = sorted(tmp_path.iterdir())
+    whole = as_dataset([*zip(files, LABELS, strict=True)], "mine", 8).train
+    files[1].write_bytes(files[1].read_bytes()[:40])
+    files[2].write_bytes(b"")
+    train = as_dataset([*zip(files, LABELS, strict=True)], "mine", 8).train
+    kept = [0, 3, 4, 5]
+    assert torch.equal(train.images, whole.images[kept])
+    assert "dataset: skipped 2 training images: " in caplog.text and "2.png: empty" in caplog.text
+    with pytest.raises(ConfigError, match="there are no training images"):
+        as_dataset(files[1:3], "mine", 8)
+    with pytest.raises(ConfigError, match="training image 1: .*No such file"):
+        as_dataset([files[0], tmp_path / "none.png"], "mine", 8)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
