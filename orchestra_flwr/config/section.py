@@ -161,6 +161,8 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
     first = error.errors()[0]
     key = ".".join([*([path] if path else []), *map(str, first["loc"])])
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("tuple_type", "list_type"):
+        message = f"must be a list, which is written {key}=[{_written(first['input'])}]"
     if first["type"] == "extra_forbidden":
         prefix = f"{path}." if path else ""
         keys = list(section_keys(section, prefix))

@@ -18,7 +18,7 @@ from orchestra_flwr.config import (
     without_unread,
 )
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import percent
+from orchestra_flwr.console.text import lookup, percent
 from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.results.comparison import why_left_out
 from orchestra_flwr.experiments.results.runs import Run, read_run
@@ -98,7 +98,7 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
 def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Prints a row for every run: its values, its accuracies with their gain, its folder.
 
-    What training made worse is marked.
+    What training made worse by more than its standard error is marked.
 
     Above them is a row for each encoder before training, with the values that all of its runs have.
     A run that was resumed with more rounds has no accuracies, and a line below says so.
@@ -119,13 +119,11 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
         run = found[row.run]
         if run and (why := why_left_out(run, row)):
             left_out[row.run], run = why, None
-        pairs = [
-            (run.before(m), run.measure(m)) if run else (None, None) for m in measures.values()
-        ]
-        cells = [cell for pair in pairs for cell in (_score(pair[1]), _gain(*pair))]
+        scored = [_scores(run, measure) for measure in measures.values()]
+        cells = [cell for scores in scored for cell in (_score(scores[1]), _gain(*scores))]
         lines.append(([escape(printable(value)) for value in row.values.values()] + cells, row.run))
-        if any(before is not None for before, _ in pairs):
-            of_same_start.setdefault(tuple(before for before, _ in pairs), []).append(row)
+        if any(before is not None for before, *_ in scored):
+            of_same_start.setdefault(tuple(before for before, *_ in scored), []).append(row)
     for scores, members in of_same_start.items():
         values = [{row.values[axis] for row in members} for axis in rows[0].values]
         shared = [escape(printable(min(found))) if len(found) == 1 else "-" for found in values]
@@ -157,10 +155,18 @@ def _score(score: float | None) -> str:
     return "-" if score is None else percent(score)
 
 
-def _gain(before: float | None, after: float | None) -> str:
+def _scores(run: Run | None, measure: str) -> tuple[float | None, float | None, float]:
+    """Before and after training, and the standard error of the second; 0: unknown."""
+    if run is None:
+        return None, None, 0.0
+    error = lookup(run.summary, f"{measure}_standard_error")
+    return run.before(measure), run.measure(measure), error or 0.0
+
+
+def _gain(before: float | None, after: float | None, error: float) -> str:
     if before is None or after is None:
         return "-"
-    return f"{100 * (after - before):+.1f}" + " (worse)" * (after < before)
+    return f"{100 * (after - before):+.1f}" + " (worse)" * (after < before - error)
 
 
 def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:

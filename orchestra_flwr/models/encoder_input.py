@@ -95,8 +95,13 @@ def _check_several(images: Any) -> None:
             "(of one image: [image])"
         )
     if isinstance(images, Tensor | np.ndarray) and images.ndim != 4:
-        form = "a tensor (N, C, H, W)" if isinstance(images, Tensor) else "an array (N, H, W, C)"
-        raise ValueError(f"images must be {form}, not {tuple(images.shape)} (of one: image[None])")
+        form, gray = "an array (N, H, W, C)", "[..., None]"
+        if isinstance(images, Tensor):
+            form, gray = "a tensor (N, C, H, W)", "[:, None]"
+        raise ValueError(
+            f"images must be {form}, not {tuple(images.shape)} (of one: image[None]; of gray "
+            f"ones: images{gray})"
+        )
 
 
 def _numbered(made: Iterable[Tensor], first: int) -> Iterator[Tensor]:

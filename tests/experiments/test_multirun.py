@@ -146,6 +146,20 @@ def test_a_run_that_harmed_is_marked(tmp_path):
     assert " +10.0 |" in text and " -10.0 (worse) |" in text and text.count("worse") == 1
 
 
+def test_a_loss_within_the_standard_error_is_no_harm(tmp_path):
+    """As in the warning of a single run."""
+    rows, configs = make_sweep(["seed=0,1", "federation.rounds=3"])
+    for row in rows:
+        made = configs[row.run].model_copy(update={"run_dir": str(tmp_path / row.run)})
+        untrained = {"knn": 0.54 + 0.02 * row.seed}
+        summary = {"knn": 0.5, "knn_standard_error": 0.05, "untrained": untrained}
+        RunFolder.create(made).write_summary(summary)
+    console = Console(width=200, record=True)
+    print_sweep(rows, tmp_path, console)
+    text = console.export_text()
+    assert " -4.0 |" in text and " -6.0 (worse) |" in text
+
+
 def test_values_in_brackets_are_shown_as_they_are(tmp_path):
     """[old] would be a colour to rich, and [/] the end of one."""
     roots = "data.root='photos [old]','photos [/]'"

@@ -51,7 +51,10 @@ def test_names_of_classes_are_numbered_in_their_order(tiny):
     [
         (PHOTOS, "method.classes: must be given with data=image_folder"),
         ([*PHOTOS, "method.classes=[cat]"], "method.classes=.*two classes or more"),
-        ([*PHOTOS, "method.classes=3"], "method.classes=3: input should be a valid tuple"),
+        (
+            [*PHOTOS, "method.classes=3"],
+            r"method.classes=3: must be a list, .* method.classes=\[3\]$",
+        ),
     ],
 )
 def test_wrong_classes_are_refused(tiny, overrides, says):

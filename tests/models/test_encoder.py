@@ -127,6 +127,8 @@ def test_encode_reports_its_progress(encoder, capsys):
         (5, "several, such as a list, not int"),
         (torch.zeros(3, 16, 16), r"a tensor \(N, C, H, W\), not \(3, 16, 16\)"),
         (np.zeros((16, 16, 3)), r"an array \(N, H, W, C\), not"),
+        (np.zeros((5, 16, 16)), r"of gray ones: images\[\.\.\., None\]\)"),
+        (torch.zeros(5, 16, 16), r"of gray ones: images\[:, None\]\)"),
         ([np.zeros((9, 9)), np.ones((9, 9)) * 200.0], "image 1: values of images must be"),
         ([torch.zeros(3, 9, 9), None], "image 1: an image must be a path"),
     ],
