@@ -84,6 +84,9 @@ def test_a_run_folder_is_opened_again(run, tmp_path):
     assert again.summary == run[0].summary and repr(again).startswith("Result('")
     with pytest.raises(FileNotFoundError, match="no run folder"):
         Result(tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"summary\.json: no such file .a finished run lea"):
+        str(Result(tmp_path))
 
 
 def test_the_run_can_be_resumed_without_its_data_set(run):

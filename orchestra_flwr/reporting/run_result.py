@@ -78,7 +78,10 @@ class Result:
             FileNotFoundError: the run has not ended.
             ValueError: it is damaged.
         """
-        return read_json(self.folder / "summary.json")
+        file = self.folder / "summary.json"
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file (a finished run leaves it)")
+        return read_json(file)
 
     @cached_property
     def metrics(self) -> list[RoundMetrics]:

@@ -13,7 +13,7 @@ from orchestra_flwr.data.image_files.file_table import read_table
 from orchestra_flwr.data.image_files.image_rows import Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
-from orchestra_flwr.files import at_home
+from orchestra_flwr.files import at_home, folder_name
 
 logger = getLogger("orchestra_flwr.data")
 
@@ -121,7 +121,10 @@ def _listed(
         found[named[name].name] = named[name], cells
     if not found:
         such = f", such as {printable(missing[0])}" if missing else ""
-        raise ConfigError(f"{key}={path}: lists no image below data.root={options.root}{such}")
+        raise ConfigError(
+            f"{key}={path}: lists no image below data.root={options.root}{such}; files must be as "
+            "they stand below it"
+        )
     if missing:
         logger.warning(
             "%s=%s: %d of %d images are not below data.root and are left out, such as %s",
@@ -130,6 +133,9 @@ def _listed(
     cells_of = [cells for _, cells in found.values()]
     labels = [cells[0] for cells in cells_of] if options.label else []
     groups = [cells[-1] for cells in cells_of] if group else None
+    if groups and (without := groups.count("")):
+        text = "%s=%s: %d of %d images have no %s; together they count as one, named %s"
+        logger.warning(text, key, path, without, len(groups), group, folder_name(""))
     return _Lines([file for file, _ in found.values()], labels, groups)
 
 
