@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from flwr.app import Array, Message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
@@ -123,16 +124,23 @@ def bytes_of_arrays(contents: Mapping[str, bytes]) -> int:
     """How many bytes the arrays of a message come to when they are put together.
 
     An array arrives as chunks and a list of the order in which they are joined. A chunk may stand
-    in that list as often as the sender likes, so a small reply could fill the server's memory.
+    in that list as often as the sender likes, so a small reply could fill the server's memory. An
+    array in the place of a chunk, whose own list would multiply that, is refused.
 
     Raises:
         one of UNREADABLE.
     """
-    size = {key: len(each) - each.find(HEAD_BODY_DIVIDER) - 1 for key, each in contents.items()}
+    heads = {
+        key: get_object_head_values_from_object_content(each) for key, each in contents.items()
+    }
+    chunks = {
+        key: len(contents[key]) - contents[key].find(HEAD_BODY_DIVIDER) - 1
+        for key, (kind, *_) in heads.items()
+        if kind == ArrayChunk.__qualname__
+    }
     total = 0
-    for content in contents.values():
-        kind, ids, _ = get_object_head_values_from_object_content(content)
+    for key, (kind, ids, _) in heads.items():
         if kind == Array.__qualname__:
-            listed = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            total += sum(size[ids[place]] for place in listed)
+            listed = json.loads(get_object_body(contents[key], Array))["arraychunk_ids"]
+            total += sum(chunks[ids[place]] for place in listed)
     return total

@@ -21,12 +21,17 @@ CHUNK = b"x" * 1000
 def pushed(listed):
     """The contents of an array of one chunk, whose list of chunks is `listed`; its id first."""
     chunk = ArrayChunk(CHUNK)
+    key, content = array_of(chunk.object_id, listed)
+    return key, {chunk.object_id: chunk.deflate(), key: content}
+
+
+def array_of(part, listed):
+    """The id and the content of an array that is made of one part."""
     body = {"dtype": "uint8", "shape": [1], "stype": "numpy.ndarray", "arraychunk_ids": listed}
-    head = type(Array.__qualname__, (), {"children": {chunk.object_id: chunk}})()
+    head = type(Array.__qualname__, (), {"children": {part: None}})()
     content = add_header_to_object_body(json.dumps(body).encode(), head)
     validate_object_content(content)  # which is all that a SuperLink looks at
-    key = get_object_id(content)
-    return key, {chunk.object_id: chunk.deflate(), key: content}
+    return get_object_id(content), content
 
 
 def test_an_honest_reply_is_as_ever(monkeypatch):
@@ -47,6 +52,16 @@ def test_a_chunk_that_is_joined_again_and_again_is_refused_before_it_is():
     with pytest.raises(UnreadableReplyError, match="more than 2999 bytes"):
         put_together(key, contents, 2999)
     assert len(contents) == 2  # nothing was made of it
+
+
+def test_an_array_is_no_chunk_of_another():
+    """A hundred times a hundred chunks would come from two lists of a hundred numbers."""
+    inner, contents = pushed([0] * 100)
+    outer, content = array_of(inner, [0] * 100)
+    contents[outer] = content
+    with pytest.raises(UnreadableReplyError, match="KeyError"):
+        put_together(outer, contents, 10**9)
+    assert len(contents) == 3  # nothing was made of it
 
 
 def test_an_array_alone_is_no_reply():
