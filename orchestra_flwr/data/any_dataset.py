@@ -14,6 +14,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
 from orchestra_flwr.square_image import square_image
@@ -122,7 +123,8 @@ def _ends_in_labels(pair: Any) -> bool:
     if isinstance(items, Tensor | np.ndarray):
         return items.ndim == 1 and items.dtype != object
     first = next(iter(items), None) if isinstance(items, list) or _of_pandas(items) else None
-    return isinstance(first, int) or (isinstance(first, str) and not Path(first).is_file())
+    is_file = isinstance(first, str) and Path(first).suffix.lower() in SUFFIXES | UNDECODABLE
+    return isinstance(first, int | str) and not is_file
 
 
 def _of_pandas(items: Any) -> bool:

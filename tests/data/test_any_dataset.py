@@ -196,6 +196,7 @@ def test_broken_files_are_named_and_left_out(tmp_path, caplog):
         ((PICTURES,) * 3, r"dataset: must be one or a pair \(train, test\), not 3"),
         ((PICTURES, np.arange(3)), r"labels; .* one data set: list\(zip\(images, labels\)\)"),
         ((PICTURES, ["cat", "dog"]), "a pair is .train, test., and the second holds labels"),
+        ((PICTURES, ["a caption " * 40, "dog"]), "and the second holds labels"),
         (((PICTURES, np.arange(3)),) * 2, r"one data set: list\(zip\(images, labels\)\)"),
         ([(PICTURES[0], 0.5)], "training image 0: its label must be a whole number or a text"),
         ([torch.zeros(3, 9, 9), torch.full((3, 9, 9), -2.0)], "training image 1: values of .*norm"),
