@@ -18,7 +18,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.config.section import within
 from orchestra_flwr.console.text import flat
-from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST
+from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, earlier_rounds
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
 CHECKPOINT = f"checkpoint/{LATEST}"
@@ -81,7 +81,9 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
     try:
         record = read_values(path, earlier=EARLIER_VALUES).get(VALUE)
     except DamagedFileError as error:
-        raise ConfigError(f"{error}; put back a copy of it, or start a new run") from None
+        rounds = earlier_rounds(path.parent) if checkpoint == CHECKPOINT else []
+        back = f"go back by resume_round={rounds[-1]}, " if rounds else ""
+        raise ConfigError(f"{error}; put back a copy of it, {back}or start a new run") from None
     if record is None:
         return
     saved = json.loads(record)

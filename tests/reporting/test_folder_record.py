@@ -156,6 +156,16 @@ def test_a_flipped_bit_in_the_checkpoint_is_refused(folder):
     )
 
 
+def test_behind_a_damaged_checkpoint_an_earlier_one_is_named(folder):
+    file = folder.path / CHECKPOINT
+    whole = folder.checkpoint / "state-1.safetensors"
+    shutil.copy(file, folder.checkpoint / "state-0.safetensors")
+    file.rename(whole)
+    file.write_bytes(b"nothing")
+    assert ", go back by resume_round=1, or start" in refusal(folder)
+    RunFolder.resume(folder.path, 1)
+
+
 def test_a_run_of_an_earlier_version_is_resumed(folder):
     save_file({"a": torch.zeros(3)}, folder.path / CHECKPOINT, metadata={"position": "{}"})
     change(folder, seed=7)
