@@ -1,6 +1,7 @@
 """A server that runs what is submitted to it, one after the other; clients stay connected."""
 
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from orchestra_flwr.deployment.processes.server_process import (
 )
 from orchestra_flwr.deployment.processes.station import Station, opened
 from orchestra_flwr.deployment.processes.superlink import check_alive
-from orchestra_flwr.deployment.run_queue import CANCELLED, DONE, FAILED, QueuedRun, RunQueue
+from orchestra_flwr.deployment.run_queue import CANCELLED, DONE, ENDED, FAILED, QueuedRun, RunQueue
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.queue_log import QueueLog
 from orchestra_flwr.federation.errors import FederationError
@@ -101,8 +102,10 @@ class _QueueServer:
                     "room, it goes on with the next start"
                 ) from None
             run.end(f"{FAILED}: {error}")
-        level = "error" if run.state.startswith(FAILED) else "info"
-        line = f"run {run.name}: {run.state}"
+        level, line = "info", f"run {run.name}: {run.state}"
+        if run.state.startswith(FAILED):
+            level, ended = "error", shlex.quote(str(run.path / ENDED))
+            line += f"; when that is mended, it goes on after its last round: rm {ended}"
         self._say(line, "run_ended", level, run=run.name, state=run.state)
 
     def _cancelled(self, run: QueuedRun) -> str:

@@ -185,6 +185,10 @@ def test_its_lines_are_json_where_the_server_was_told_so(serving, capsys):
         ("idle", "info", None),
     ]
     assert lines[2]["state"] == "failed: nobody came"
+    ended = queue.folder / "0001" / "ended"
+    assert lines[2]["message"].endswith(
+        f"nobody came; when that is mended, it goes on after its last round: rm {ended}"
+    )
 
 
 def test_a_full_disk_fails_no_run(serving, monkeypatch):
