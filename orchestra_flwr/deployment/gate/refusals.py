@@ -1,6 +1,7 @@
 """Reports to the operator of what was turned away: one a minute for the same peer and reason."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 QUIET_SECONDS = 60.0
@@ -17,8 +18,8 @@ class Refusals:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        # By peer and kind: the last line since one was written, and how many there were.
-        self._recent: dict[tuple[str, str], tuple[str, int]] = {}
+        # By peer and kind: the last line since one was written, its time, and how many there were.
+        self._recent: dict[tuple[str, str], tuple[str, str, int]] = {}
 
     def report(self, peer: str, reason: str, text: str) -> None:
         """Reports what `peer` was turned away for; arguments as of :meth:`note`."""
@@ -42,28 +43,29 @@ class Refusals:
             line = f"more than {MAX_REASONS} peers are turned away, the last is {line}"
         line = beginning + line
         if key in self._recent:
-            self._recent[key] = line, self._recent[key][1] + 1
+            self._recent[key] = line, time.strftime("%H:%M:%S"), self._recent[key][2] + 1
         else:
             self._write_line(key, line)
 
     def close(self) -> None:
         """Writes what is still only counted."""
-        for last, times in self._recent.values():
+        for last, when, times in self._recent.values():
             if times:
-                self._write(_counted(last, times))
+                self._write(_counted(last, when, times))
         self._recent.clear()
 
     def _write_line(self, key: tuple[str, str], line: str) -> None:
         self._write(line)
-        self._recent[key] = "", 0
+        self._recent[key] = "", "", 0
         asyncio.get_running_loop().call_later(QUIET_SECONDS, self._repeat, key)
 
     def _repeat(self, key: tuple[str, str]) -> None:
-        last, times = self._recent.pop(key, ("", 0))
+        last, when, times = self._recent.pop(key, ("", "", 0))
         if times:
-            self._write_line(key, _counted(last, times))
+            self._write_line(key, _counted(last, when, times))
 
 
-def _counted(line: str, times: int) -> str:
-    more = f"and {times - 1} like it within a" if times > 1 else "within the last"
-    return f"{line} ({more} minute)"
+def _counted(line: str, when: str, times: int) -> str:
+    # It is written up to a minute later: by then the cause may be mended.
+    more = f", and {times - 1} like it within a minute" if times > 1 else ""
+    return f"{line} (at {when}{more})"

@@ -1,6 +1,14 @@
 import asyncio
 
+import pytest
+
 from orchestra_flwr.deployment.gate import refusals
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """What was last turned away was so at 17:09:12, whenever the line is written."""
+    monkeypatch.setattr(refusals.time, "strftime", lambda *_: "17:09:12")
 
 
 def test_lines_are_counted_for_a_minute(monkeypatch):
@@ -24,9 +32,9 @@ def test_lines_are_counted_for_a_minute(monkeypatch):
         "refused: 10.0.0.1: asked for x",
         "refused: 10.0.0.1: is odd",
         "refused: 10.0.0.2: asked for y",
-        "refused: 10.0.0.1: asked for x (and 11 like it within a minute)",
+        "refused: 10.0.0.1: asked for x (at 17:09:12, and 11 like it within a minute)",
         "refused: 10.0.0.1: asked for x",
-        "refused: 10.0.0.1: asked for z (within the last minute)",
+        "refused: 10.0.0.1: asked for z (at 17:09:12)",
     ]
 
 
@@ -44,7 +52,7 @@ def test_many_peers_do_not_fill_the_log(monkeypatch):
     assert len(lines) == 5
     assert (
         lines[-1] == "refused: more than 3 peers are turned away, the last is 10.0.0.49: is odd "
-        "(and 45 like it within a minute)"
+        "(at 17:09:12, and 45 like it within a minute)"
     )
 
 
@@ -61,8 +69,8 @@ def test_lines_of_one_kind_are_counted_together():
 
     asyncio.run(report())
     assert lines[-2:] == [
-        "refused: 10.0.0.1: sent 2 MB (and 2 like it within a minute)",
-        "refused: 10.0.0.1: key 3 (and 1 like it within a minute)",
+        "refused: 10.0.0.1: sent 2 MB (at 17:09:12, and 2 like it within a minute)",
+        "refused: 10.0.0.1: key 3 (at 17:09:12, and 1 like it within a minute)",
     ]
 
 
