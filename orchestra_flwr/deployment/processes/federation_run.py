@@ -58,6 +58,7 @@ def serve(channel: Channel, task: dict[str, Any]) -> None:
             note=note("member"),
             verify=partial(is_signed, security) if security else None,
             keys=RegisteredNames(security) if security else lambda: None,
+            counts_images=not config.privacy.secure_aggregation,
         )
         delivery = EncoderDelivery(
             streaming,

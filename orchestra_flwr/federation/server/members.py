@@ -128,6 +128,8 @@ class ConnectedMembers(Members):
     # Gives the names of the keys (PEM) that are registered now, without which no client counts as
     # connected; None: clients have no keys.
     keys: Callable[[], Mapping[bytes, str] | None] = lambda: None
+    # Whether clients say how many images they have: in secure sums all say the same number.
+    counts_images: bool = True
     # Takes what happened to a client (joined, left, refused, silent: it did not answer), its name,
     # and why it is refused or how many images it has.
     note: Callable[[str, str, str], None] = lambda event, name, detail: None
@@ -284,8 +286,8 @@ class ConnectedMembers(Members):
             return
         answer = reply.content.config_records.get(CONFIG, ConfigRecord())
         name, word = str(answer.get("client", "")), str(answer.get("refusal", ""))
-        count = answer.get("images")
-        images = count if isinstance(count, int) else 0
+        said = answer.get("images")
+        images = said if isinstance(said, int) else 0
         refusal = Failure.named(word).line if word else ""
         if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
             name, refusal = who, "it gives no name"
@@ -295,7 +297,7 @@ class ConnectedMembers(Members):
                 f"name={registered_name} here and register the client's client.pub, or the client "
                 f"ends its client.pub with {registered_name} and is started again"
             )
-        elif not word and not isinstance(count, int):
+        elif not word and not isinstance(said, int):
             refusal = "it does not say how many images it has"
         elif not word and not 1 <= images <= MAX_IMAGES:
             refusal = f"it says that it has {images} images"
@@ -313,8 +315,9 @@ class ConnectedMembers(Members):
         if was_late:
             return
         place = f", in place of another client {name}: if both run, give one another name"
-        self.show(f"client {name} joined with {images} images{place * twin}")
-        self.note("joined", name, f"{images} images{place * twin}")
+        count = f"{images} images" if self.counts_images else "an unknown number of images"
+        self.show(f"client {name} joined with {count}{place * twin}")
+        self.note("joined", name, f"{count}{place * twin}")
 
     def _postpone(self, node: int, who: str, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""

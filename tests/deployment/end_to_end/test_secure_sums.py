@@ -1,6 +1,7 @@
 """Sums of real clients' updates over TLS, of whom some are killed between two stages."""
 
 import json
+import re
 import shutil
 import signal
 
@@ -89,7 +90,8 @@ def test_the_sum_is_that_of_who_is_left(federation, stage):
     assert {client for _, client, _ in machines.dropped()} == {*gone}
     trained = [n for n in NAMES if n not in gone or stage in ("confirm", "unmask")]
     assert_same(machines, mean_of(machines, overrides, trained))
-    assert "joined with 16 images" in server.text and "joined with 17 images" not in server.text
+    assert "joined with an unknown number of images" in server.text
+    assert not re.search(r"joined with \d", server.text)
 
 
 def test_adapters_are_summed(federation):

@@ -134,6 +134,16 @@ def test_a_second_client_of_a_name_is_said_to_take_the_first_ones_place(network,
     ]
 
 
+def test_no_number_of_images_is_shown_where_clients_do_not_say_theirs(network, said):
+    network.join(70, "a")
+    noted = []
+    note = lambda *what: noted.append(what)  # noqa: E731
+    known = ConnectedMembers(network, GREETING, 1, said.append, counts_images=False, note=note)
+    known.connected()
+    assert said == ["client a joined with an unknown number of images"]
+    assert noted == [("joined", "a", "an unknown number of images")]
+
+
 def test_an_answer_that_cannot_be_read_hinders_nobody_else(network, said, members):
     network.join(1, "", registered="mallory")
     network.join(2, "b", registered="b")
