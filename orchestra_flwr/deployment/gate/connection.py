@@ -125,7 +125,10 @@ class Connection(HttpToolsProtocol):
         """Reports what cannot be parsed or comes out of turn, and closes the connection."""
         text = _NO_REQUEST
         if self._first_byte == _TLS_RECORD and self.scheme == "http":
-            text = "spoke TLS, but this server runs with insecure=true: that client needs it too"
+            text = (
+                "spoke TLS, but this server plain text: start it with its keys (security=FOLDER), "
+                "or that client with insecure=true"
+            )
         if self._is_answering:  # another answer would stand in the middle of that one
             self._abort(text)
         else:

@@ -753,7 +753,9 @@ def test_tls_spoken_to_a_plain_port(plain_gate, lines, certificates):
     client = Client(plain_gate, lines, certificates.ca)
     with pytest.raises(OSError):
         client.socket()
-    assert client.line().startswith("spoke TLS, but this server runs with insecure=true")
+    assert client.line().startswith(
+        "spoke TLS, but this server plain text: start it with its keys (security=FOLDER)"
+    )
 
 
 def test_a_superlink_that_is_not_ours(superlink, certificates, tmp_path, lines, open_gate):
