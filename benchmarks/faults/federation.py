@@ -32,7 +32,6 @@ MODEL = (
     "training.threads=1",
     "clustering.global_clusters=4",
     "clustering.local_clusters=2",
-    "clustering.memory=32",
     "logging.progress=plain",
     "device=cpu",
 )

@@ -23,7 +23,7 @@ def test_a_hanging_client_counts_late_a_killed_server_goes_on_and_a_replay_has_t
     server.wait_for("listening on 127.0.0.1")
     clients = {"c": machines.client("c")}
     server.wait_for("client c joined")
-    clients["c"].send(signal.SIGSTOP)  # what follows is asked of its SuperNode, which goes on
+    clients["c"].send(signal.SIGSTOP)  # what follows waits for it at the server
     clients |= {name: machines.client(name) for name in "ab"}
     server.wait_for("round 4/12")
     clients["c"].send(signal.SIGCONT)

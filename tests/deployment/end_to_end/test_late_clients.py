@@ -15,7 +15,7 @@ def test_rounds_go_on_without_a_client_that_hangs_and_ask_it_again_when_it_is_fr
     server.wait_for("listening on 127.0.0.1")
     clients = {"c": machines.client("c")}
     server.wait_for("client c joined")
-    clients["c"].send(signal.SIGSTOP)  # what follows is asked of its SuperNode, which goes on
+    clients["c"].send(signal.SIGSTOP)  # what follows waits for it at the server
     clients |= {name: machines.client(name) for name in "ab"}
     server.wait_for("round 1: 1 of 3 clients were late, and their work does not count: c")
     server.wait_for("round 3/12")
