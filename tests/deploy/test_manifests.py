@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -233,5 +234,5 @@ def test_the_servers_unit_goes_on_with_its_run_or_its_queue(tmp_path, arguments,
 
 @pytest.mark.skipif(not find_spec("check_jsonschema"), reason="needs the extra deploy")
 def test_compose_has_the_shape_that_compose_takes():
-    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     subprocess.run([*command, ROOT / "deploy/compose.yaml"], check=True)
