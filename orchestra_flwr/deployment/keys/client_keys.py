@@ -30,7 +30,7 @@ from orchestra_flwr.deployment.keys.key_files import COMMAND, NewFile, quoted, r
 from orchestra_flwr.fingerprints import fingerprint_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit"
+NAME_RULE = "1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', the first a letter or a digit"
 # What of OpenSSH's key types Flower accepts: the NIST curves.
 KEY_TYPES = ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")
 

@@ -279,8 +279,9 @@ def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
             f"- copy each folder in {folder}/bundles to its client's machine, as its security "
             "folder, over a safe way; then delete client.key here"
         )
+    whose = "another" if names else "a"
     print(
-        f"- on another client's machine: copy {folder}/ca.crt there, make its key with\n"
+        f"- on {whose} client's machine: copy {folder}/ca.crt there, make its key with\n"
         f"    {COMMAND} client\n"
         "  bring its client.pub here and register it with\n"
         f"    {COMMAND} register key=client.pub folder={quoted(folder)}"

@@ -237,6 +237,17 @@ def test_every_command_and_key_has_help(capsys, command, word):
         assert f"\n  {key}= " in out
 
 
+def test_a_name_with_an_umlaut_is_refused_by_the_letters_that_a_name_may_have(tmp_path, capsys):
+    assert main(["client", f"folder={tmp_path}/s", "name=süd"]) == 2
+    assert "'süd' is no name of a client: 1 to 64 of A-Z, a-z, 0-9," in capsys.readouterr().err
+
+
+def test_what_to_do_next_speaks_of_another_client_only_where_one_has_its_key(tmp_path, capsys):
+    for folder, arguments, whose in (("none", (), "on a"), ("one", ("client=a",), "on another")):
+        assert main(["server", f"folder={tmp_path}/{folder}", "host=127.0.0.1", *arguments]) == 0
+        assert f"- {whose} client's machine: copy" in capsys.readouterr().out
+
+
 def test_sigterm_ends_the_command_in_one_line(security):
     command = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "register", "key=-"]
     with subprocess.Popen(
