@@ -133,6 +133,12 @@ def test_images_that_are_held_back_to_test_with_count_as_such(tmp_path, share, b
     assert (config.evaluation.best_by, config.federation.rounds) == (best_by, rounds)
 
 
+@pytest.mark.parametrize(("clients", "epochs"), [(10, 1), (11, 4)])
+def test_clients_of_few_images_train_for_more_epochs(photos, clients, epochs):
+    config = config_of(photos(1000), f"federation.clients={clients}")
+    assert (config.training.local_epochs, config.federation.rounds) == (epochs, 8)
+
+
 def test_many_clients_send_few_bits(photos):
     assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
     assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"

@@ -102,10 +102,13 @@ def _has_gpu(device: str) -> bool:
 
 
 def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    images, clients = facts.get("images", math.inf), facts["clients"]
+    each = images / max(1, clients)
     return (
-        ("images_below" not in row or facts.get("images", math.inf) < row["images_below"])
+        ("images_below" not in row or images < row["images_below"])
+        and ("images_a_client_below" not in row or each < row["images_a_client_below"])
         and facts.get("images", 0) >= row.get("images_from", 0)
-        and facts["clients"] >= row.get("clients_from", 0)
+        and clients >= row.get("clients_from", 0)
         and facts.get("tests", 0) >= row.get("tests_from", 0)
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
     )
