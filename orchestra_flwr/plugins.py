@@ -166,12 +166,16 @@ def describe(error: Exception) -> str:
     The place is the innermost line of a user's package, else of this one: most errors are raised
     inside a library, where nobody has to look.
     """
-    places = list(traceback.walk_tb(error.__traceback__))
-    users = [place for place in places if _is_in(imported_packages(), place[0])]
+    places, users = list(traceback.walk_tb(error.__traceback__)), _users_places(error)
     ours = [place for place in places if _is_in({"orchestra_flwr"}, place[0])]
     frame, line = (users or ours or places)[-1]
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text} ({Path(frame.f_code.co_filename).name}:{line})"
+
+
+def is_of_users_code(error: Exception) -> bool:
+    """Whether an exception was raised in or below a line of a user's package."""
+    return bool(_users_places(error))
 
 
 def conf_folders(packages: Sequence[str]) -> list[Path]:
@@ -182,6 +186,11 @@ def conf_folders(packages: Sequence[str]) -> list[Path]:
     """
     folders = [Path(f) / "conf" for p in packages for f in _import_user_package(p).__path__]
     return [folder for folder in folders if folder.is_dir()]
+
+
+def _users_places(error: Exception) -> list[tuple[FrameType, int]]:
+    packages = imported_packages()
+    return [p for p in traceback.walk_tb(error.__traceback__) if _is_in(packages, p[0])]
 
 
 def _import_user_package(package: str) -> ModuleType:

@@ -235,3 +235,12 @@ def test_conf_folders_are_those_that_exist(user_package):
     folder = user_package({"x.py": ""}, package="another")
     (folder / "conf").mkdir()
     assert conf_folders(("my_package", "another")) == [folder / "conf"]
+
+
+def test_options_that_nothing_checks_are_refused(user_package):
+    text = plugin("Mine") + "\n        class Settings:\n            size: int = 1\n"
+    user_package({"shifts/mine.py": text})
+    assert refused("mine", "my_package") == (
+        "my_package.shifts.mine cannot be imported: TypeError: Mine.Settings must be derived from "
+        "Section"
+    )

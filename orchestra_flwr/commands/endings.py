@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.plugins import describe, is_of_users_code
 
 RESUME_HINT = "stopped; the same command goes on"
 BEGINS_AGAIN = "stopped; the same command begins again"
@@ -39,8 +40,8 @@ def run_command(
     Args:
         work: returns an exit code; None: 0.
         stopped: the line for a signal, or makes it; its code is 128 plus the signal's number.
-        failures: errors with code 1. A :class:`ConfigError` and a path that is too long for the
-            disk have code 2.
+        failures: errors with code 1, as all are that a plug-in of a user's package raises. A
+            :class:`ConfigError` and a path that is too long for the disk have code 2.
         advice: makes a second line for a failure.
         show: shows a line; None: on stderr.
     """
@@ -60,6 +61,13 @@ def run_command(
             raise
         show(f"error: {error.strerror}: {str(error.filename)[:60]}...")
         return 2
+    except Exception as error:
+        if not is_of_users_code(error):
+            raise
+        show(f"error: {describe(error)}")
+        if advice:
+            show(advice(error))
+        return 1
     except KeyboardInterrupt as stop:
         show(stopped if isinstance(stopped, str) else stopped())
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)

@@ -124,6 +124,12 @@ class Plugin:
     Settings: ClassVar[type[Section]] = Section
     uses: ClassVar[tuple[str, ...]] = ()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses options that nothing checks."""
+        super().__init_subclass__(**options)
+        if not issubclass(cls.Settings, Section):
+            raise TypeError(f"{cls.__name__}.Settings must be derived from {Section.__name__}")
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 

@@ -7,7 +7,7 @@ error of every client in the first round, mostly at a line of this package.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from orchestra_flwr.models import Backbone
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.plugins import describe
 from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.terms import Term
 from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.step import BatchMaker
@@ -101,7 +102,7 @@ def _check_parts(method: Method) -> None:
 
 
 def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
-    """Takes a step on random images, and looks at what backbones and loss return.
+    """Takes a step on random images, and looks at what backbones, loss and terms return.
 
     A method whose loss needs what a server makes of clients' contributions, or a file of each
     client's own, is not tried.
@@ -115,12 +116,14 @@ def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
         for name, backbone in method.backbones().items():
             _check_features(name, backbone(batch.views[0]), backbone.dim)
         step = method.loss(batch)
+        _check_step(step)
+        for name, term in learner.terms.items():
+            _check_losses({name: cast(Term, term).loss(method, batch, step)})
     if not torch.equal(torch.get_rng_state(), before):
         raise _BrokenContractError(
             "it draws from torch's global random numbers (torch.rand without a generator, or "
             "dropout): draw from batch.generator, else the same seed does not give the same bits"
         )
-    _check_step(step)
 
 
 def _random_batch(learner: Learner, config: Config, channels: int) -> Batch:
@@ -149,14 +152,19 @@ def _check_step(step: Any) -> None:
     losses = step.losses
     _require(isinstance(losses, Mapping), "Step(losses) must be a dictionary", losses)
     _check_sequence([*losses.values()], Tensor, "the losses of a Step")
-    for name, loss in losses.items():
-        _require(not loss.dim(), f"the loss {name} must be a single number", loss)
-        if not math.isfinite(value := float(loss.detach())):
-            raise _BrokenContractError(f"the loss {name} of random images is {value}")
+    _check_losses(losses)
     if not any(loss.requires_grad for loss in losses.values()):
         raise _BrokenContractError("no loss has a gradient: something is detached or frozen")
     for name, features in step.features.items():
         _check_sequence(features, Tensor, f"Step(features): {name}")
+
+
+def _check_losses(losses: Mapping[str, Any]) -> None:
+    for name, loss in losses.items():
+        is_number = isinstance(loss, Tensor) and not loss.dim()
+        _require(is_number, f"the loss {name} must be a tensor of a single number", loss)
+        if not math.isfinite(value := float(loss.detach())):
+            raise _BrokenContractError(f"the loss {name} of random images is {value}")
 
 
 def _check_sequence(values: Any, kind: type, what: str) -> None:

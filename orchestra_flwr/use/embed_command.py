@@ -163,10 +163,10 @@ def _near_duplicates(groups: list[list[str]]) -> str:
 
 def _report(path: Path, embeddings: Embeddings) -> None:
     count, dim = embeddings.vectors.shape
-    print(f"embeddings: {printable(str(path))} ({count:,} images, {dim} numbers each)")
+    print(f"embeddings: {printable(str(path))} ({counted(count, 'image')}, {dim} numbers each)")
     broken = embeddings.broken
     if broken:
-        print(f"left out, because they cannot be read: {len(broken)} files")
+        print(f"left out, because they cannot be read: {counted(len(broken), 'file')}")
         for name, reason in broken[:NAMED_FILES]:
             print(f"  {name}: {reason}")
         if len(broken) > NAMED_FILES:

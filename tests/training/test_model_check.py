@@ -18,7 +18,7 @@ METHOD = """
 BROKEN = {
     "loss(batch) must return a Step, and this is a tensor of shape ()":
         "def loss(self, batch): return self.backbone(batch.views[0]).sum()",
-    "the loss a must be a single number, and this is a tensor of shape (4, 128)":
+    "the loss a must be a tensor of a single number, and this is a tensor of shape (4, 128)":
         "def loss(self, batch): return Step({'a': self.backbone(batch.views[0])})",
     "Step(losses) must be a dictionary, and this is a tensor of shape ()":
         "def loss(self, batch): return Step(self.backbone(batch.views[0]).sum())",
@@ -70,6 +70,44 @@ def test_a_backbone_of_another_width_is_refused(tiny, user_package):
     wanted = r"model=narrow: the backbone online has dim=(\d+) and must return \(B, \1\) features"
     with pytest.raises(ConfigError, match=wanted):
         check_model(tiny("plugins=[my_package]", "method=simclr", "model=narrow"), 1)
+
+
+TERM = """
+    import torch
+    from orchestra_flwr.terms import Term
+
+    class Mine(Term):
+        def loss(self, method, batch, step):
+            return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "refusal"),
+    [
+        ("step.features['backbone'][0]", "the loss mine must be a tensor of a single number, and "),
+        ("0.5", "the loss mine must be a tensor of a single number, and this is a float"),
+        (
+            "step.losses['contrastive'] * torch.nan",
+            "the loss mine of random images is nan",
+        ),
+        ("step.features['none'][0].mean()", "KeyError: 'none' (mine.py:"),
+        ("torch.rand(())", "it draws from torch's global random numbers"),
+    ],
+)
+def test_a_term_that_breaks_its_contract_is_refused(tiny, user_package, returned, refusal):
+    user_package({"terms/mine.py": TERM.format(returned)})
+    config = tiny("plugins=[my_package]", "method=simclr", "terms.mine.weight=0.1")
+    with pytest.raises(ConfigError) as error:
+        check_model(config, 1)
+    assert str(error.value).startswith("terms.mine")
+    assert refusal in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("term", ["proximal", "alignment", "verification"])
+def test_terms_of_this_package_are_tried_beside_a_users_method(tiny, user_package, term):
+    user_package({"methods/mine.py": METHOD.format("pass")})
+    check_model(tiny("plugins=[my_package]", "method=mine", f"terms.{term}.weight=0.1"), 1)
 
 
 @pytest.mark.parametrize("name", sorted({*MethodConfig.room.found()} - {"mae", "distill"}))

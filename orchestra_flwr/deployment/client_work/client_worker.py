@@ -123,7 +123,7 @@ class ClientWorker:
                 greeting[FROZEN] = self._frozen_store.load(str(task[FROZEN])) is not None
             self.problem = None
             self._report(
-                f"takes part with {count} images of {size} x {size} pixels: "
+                f"takes part with {counted(count, 'image')} of {size} x {size} pixels: "
                 f"{config.method.name}, {config.model.name}, "
                 f"{counted(config.federation.rounds, 'round')}"
             )

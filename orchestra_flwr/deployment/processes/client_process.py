@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.reporter import reporter
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import survey
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
@@ -57,7 +58,7 @@ def run_client(config: ClientConfig) -> None:
         kind = "in class folders" if labelled else "without labels"
         if 0 < labelled < count:
             kind = f"{labelled} of them in class folders, the others without labels"
-        report(f"{count} images in {root} ({kind})")
+        report(f"{counted(count, 'image')} in {root} ({kind})")
         report(f"state in {folder}, {'TLS' if keys else 'plain text'}")
         stack.enter_context(warning_daily(keys.dated if keys else (), report))
         signed = signatures(keys) if keys else NO_SIGNATURES

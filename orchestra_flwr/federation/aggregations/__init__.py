@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.console import text
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import blocks_of
 
@@ -155,7 +156,7 @@ def held_memory(config: Config, size: int, clients: int) -> str | None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     line = (
         f"aggregation={config.aggregation.name} holds the models of {cohort} clients at once, "
-        f"{needed / 1e9:,.2f} GB"
+        f"{text.size(needed)}"
     )
     if needed > memory:
         raise FederationError(

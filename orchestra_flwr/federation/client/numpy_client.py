@@ -176,9 +176,13 @@ class OrchestraClient(NumPyClient):
             del parameters  # frees them where the caller has not kept them
             result = self._train(work) if train else self._observe(work)
         return_freed_memory()  # before the reply is packed, which takes two models' memory
-        arrays = [
-            result.contribution.arrays[name].float().cpu().numpy() for name in self.contributes
-        ]
+        contributed = result.contribution.arrays
+        if missing := [name for name in self.contributes if name not in contributed]:
+            raise ValueError(
+                f"end_round contributed {', '.join(contributed) or 'nothing'}, and release(config) "
+                f"announces {', '.join(missing)}"
+            )
+        arrays = [contributed[name].float().cpu().numpy() for name in self.contributes]
         if train:
             arrays = [*self._trained(work), *arrays]
         work.metrics |= {f"loss/{name}": value for name, value in result.losses.items()}

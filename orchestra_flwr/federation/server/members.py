@@ -10,6 +10,7 @@ from itertools import cycle
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN, REGISTERED
@@ -315,7 +316,7 @@ class ConnectedMembers(Members):
         if was_late:
             return
         place = f", in place of another client {name}: if both run, give one another name"
-        count = f"{images} images" if self.counts_images else "an unknown number of images"
+        count = counted(images, "image") if self.counts_images else "an unknown number of images"
         self.show(f"client {name} joined with {count}{place * twin}")
         self.note("joined", name, f"{count}{place * twin}")
 

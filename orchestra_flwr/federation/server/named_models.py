@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.federation.server_optimizers import ServerOptimizer
@@ -46,7 +47,8 @@ class Models:
         folder: for the file; None: all is in memory.
 
     Raises:
-        ValueError: a name occurs twice, or holds what separates names in messages and files.
+        FederationError: there is no name, or one occurs twice, or holds what separates names in
+            messages and files.
     """
 
     def __init__(
@@ -57,8 +59,11 @@ class Models:
         names: Sequence[str],
         folder: Path | None = None,
     ) -> None:
-        if len(set(names)) < len(names) or any(not name or "/" in name for name in names):
-            raise ValueError(f"models must have different names without '/', not {list(names)}")
+        if not 0 < len(names) == len(set(names)) or any(not n or "/" in n for n in names):
+            raise FederationError(
+                f"exchange={config.exchange.name}: models must have different names without '/', "
+                f"one at least, not {list(names)}"
+            )
         self.learner = learner
         self.schemas = schemas
         self.names = tuple(names)
@@ -83,8 +88,14 @@ class Models:
         return self.names[0]
 
     def load(self, name: str) -> Learner:
-        """The learner with the state of this model, which changes to it change."""
+        """The learner with the state of this model, which changes to it change.
+
+        Raises:
+            FederationError: the exchange names a model that it does not have.
+        """
         if name != self._loaded:
+            if name not in self._waiting:
+                raise FederationError(f"exchange: no model is called {name!r}: {list(self.names)}")
             packed = self._waiting.pop(name)
             self._store_active()
             for role, schema in self._schemas.items():

@@ -57,8 +57,7 @@ class RoundMessages:
         label = "training" if round_.trains or not release else f"first {release.label}"
         if isinstance(exchange, Asynchronous) and round_.trains and self.work is None:
             exchange.remember(round_.number - 1, models.arrays(models.first))
-        stages = exchange.stages(round_.number, round_.cohort)
-        for number, stage in enumerate(stages):
+        for number, stage in enumerate(self._stages(round_)):
             for target, source in stage.copies.items():
                 models.copy(source, target)
             if not stage.tasks:
@@ -67,6 +66,21 @@ class RoundMessages:
                 self.progress.round_started(round_.number, len(stage.tasks), label)
             self._stage(round_, stage, report, number)
         self._after(round_, report)
+
+    def _stages(self, round_: Round) -> Iterator[Stage]:
+        """Those of the exchange, which may be of a user's package."""
+        called = f"exchange={self.federation.config.exchange.name}: stages"
+        stages = self.federation.exchange.stages(round_.number, round_.cohort)
+        if not isinstance(stages, Iterable):
+            raise FederationError(f"{called} must yield Stage objects, and returned {stages!r:.80}")
+        clients = set(round_.cohort)
+        for stage in stages:
+            for task in stage.tasks:
+                if task.client not in clients:
+                    raise FederationError(
+                        f"{called} has a task for {task.client}, which is not in the round's cohort"
+                    )
+            yield stage
 
     def _stage(self, round_: Round, stage: Stage, report: RoundReport, number: int) -> None:
         config = self.federation.config

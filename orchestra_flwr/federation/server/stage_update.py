@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import RoundReport
-from orchestra_flwr.methods import Contributes, weight_of
+from orchestra_flwr.methods import Contributes, Role, weight_of
 from orchestra_flwr.privacy.updates import clipped_update, standard_normals
 from orchestra_flwr.seeding import torch_generator
-from orchestra_flwr.training import torch_threads
+from orchestra_flwr.training import Learner, torch_threads
 
 
 @dataclass
@@ -227,11 +228,26 @@ class StageUpdate:
             path = [*path, self.number, model]
         generator = torch_generator(self._config.seed, "server", *path)
         with torch_threads(self._config.training.threads):
-            method = self._models.load(model).method
-            assert isinstance(method, Contributes)
-            measures = method.update_server_state(stacked, generator)
+            learner = self._models.load(model)
+            assert isinstance(learner.method, Contributes)
+            measures = learner.method.update_server_state(stacked, generator)
+        self._check_server_state(learner, measures)
         if model == self._models.first:
             self.report.server_measures = dict(measures)
+
+    def _check_server_state(self, learner: Learner, measures: Any) -> None:
+        """Refuses what a method of a user's package can do wrong, before clients are sent it."""
+        called = f"method={self._config.method.name}: update_server_state"
+        if not isinstance(measures, Mapping):
+            raise FederationError(
+                f"{called} must return a dictionary of what is recorded, {{}} for nothing, and "
+                f"returned {measures!r:.80}"
+            )
+        for name, tensor in learner.state(Role.SERVER).items():
+            if not tensor.isfinite().all():
+                raise FederationError(
+                    f"round {self.round.number}: {called} left values in {name} that are not finite"
+                )
 
 
 class ClippedMean(Aggregation):

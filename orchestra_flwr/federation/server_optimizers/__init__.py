@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Plugin, Section
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import blocks_of
 
 
@@ -104,7 +105,13 @@ class ElementwiseOptimizer(ServerOptimizer):
         for block in blocks_of(trained):
             update = np.subtract(mean[block], before[block], dtype=np.float64)
             moments = {name: m[block].astype(np.float64) for name, m in self._moments.items()}
-            mean[block] = before[block] + self.change(update, moments)
+            change = self.change(update, moments)
+            if np.shape(change) != update.shape:
+                raise FederationError(
+                    f"{type(self).__name__}.change must return {update.shape} values, those of the "
+                    f"update, and returned {np.shape(change) if np.ndim(change) else change!r:.80}"
+                )
+            mean[block] = before[block] + change
             for name, values in moments.items():
                 self._moments[name][block] = values
         return mean

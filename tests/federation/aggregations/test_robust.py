@@ -164,7 +164,7 @@ def test_krum_is_refused_for_cohorts_that_are_too_small():
 def test_memory_is_said_and_checked_before_the_start(monkeypatch):
     config = load_config(["aggregation=median", "federation.participation=0.5"])
     assert held_memory(config, 10**6, 10) == (
-        "aggregation=median holds the models of 5 clients at once, 0.02 GB"
+        "aggregation=median holds the models of 5 clients at once, 20.0 MB"
     )
     monkeypatch.setattr("orchestra_flwr.federation.aggregations.os.sysconf", lambda name: 50_000)
     with pytest.raises(FederationError, match="machine has 2.5 GB: lower federation.participation"):

@@ -3,6 +3,7 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.server.named_models import Models
@@ -62,8 +63,8 @@ def test_tasks_and_stages_are_checked():
         Stage((Task("a", ("x",)), Task("b", ("x",)), Task("a", ("y",))))
 
 
-@pytest.mark.parametrize("names", [("a", "a"), ("a/b",), ("", "b")])
+@pytest.mark.parametrize("names", [("a", "a"), ("a/b",), ("", "b"), ()])
 def test_names_of_models_are_checked(tiny, names):
     learner = build_learner(tiny(), 1)
-    with pytest.raises(ValueError, match="models must have different names without '/'"):
+    with pytest.raises(FederationError, match="models must have different names without '/'"):
         Models(tiny(), learner, Schemas.of(learner, tiny()), names)

@@ -1,0 +1,115 @@
+"""A slip in a plug-in of a user's package ends a run with one line that says where it is."""
+
+import pytest
+
+from orchestra_flwr.cli import main
+from orchestra_flwr.config import load_config, without_unread
+
+AGGREGATION = """
+    from orchestra_flwr.federation.aggregations import RobustAggregation
+
+    class Mine(RobustAggregation):
+        def combine(self, states, weights):
+            return self.nothing
+"""
+OPTIMIZER = """
+    from orchestra_flwr.federation.server_optimizers import ElementwiseOptimizer
+
+    class Mine(ElementwiseOptimizer):
+        def initial_moments(self):
+            return {}
+
+        def change(self, update, moments):
+            return RETURNED
+"""
+EXCHANGE = """
+    from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
+
+    class Mine(Exchange):
+        def models(self, clients):
+            return MODELS
+
+        def stages(self, round_, cohort):
+            YIELDED
+"""
+PARTITION = """
+    from orchestra_flwr.data import Partition
+
+    class Mine(Partition):
+        def split(self, labels, count, clients, seed):
+            pass
+"""
+METHOD = """
+    import torch
+    from orchestra_flwr.methods import Contributes, Role
+    from orchestra_flwr.methods.simclr import SimCLR
+    from orchestra_flwr.privacy.release import Contribution, Release
+
+    class Mine(Contributes, SimCLR):
+        roles = {"state": Role.SERVER}
+
+        def __init__(self, config, channels):
+            super().__init__(config, channels)
+            self.register_buffer("state", torch.zeros(3))
+
+        @classmethod
+        def release(cls, config):
+            return Release({"rows": (1, 3)}, label="rows")
+
+        def end_round(self, images, seed):
+            return Contribution({NAME: torch.ones(1, 3)})
+
+        def update_server_state(self, contributions, generator):
+            self.state.fill_(VALUE)
+            return RETURNED
+"""
+
+
+def stages(yielded, models="('m',)"):
+    return EXCHANGE.replace("MODELS", models).replace("YIELDED", yielded)
+
+
+def method(name="'rows'", value="1.0", returned="{}"):
+    return METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
+
+
+SLIPS = {
+    "AttributeError: 'Mine' object has no attribute 'nothing' (mine.py:6)":
+        ("aggregation", AGGREGATION),
+    "Mine.change must return (72,) values, those of the update, and returned None":
+        ("server_optimizer", OPTIMIZER.replace("RETURNED", "None")),
+    "Mine.change must return (72,) values, those of the update, and returned (3,)":
+        ("server_optimizer", OPTIMIZER.replace("RETURNED", "update[:3]")),
+    "KeyError: 'm' (mine.py:9)":
+        ("server_optimizer", OPTIMIZER.replace("RETURNED", "moments['m']")),
+    "exchange=mine: stages must yield Stage objects, and returned None":
+        ("exchange", stages("pass")),
+    "exchange: no model is called 'x': ['m']":
+        ("exchange", stages("yield Stage(tuple(Task(c, ('x',)) for c in cohort))")),
+    "exchange=mine: stages has a task for x, which is not in the round's cohort":
+        ("exchange", stages("yield Stage((Task('x', ('m',)),))")),
+    "exchange=mine: models must have different names without '/', one at least, not []":
+        ("exchange", stages("yield Stage(())", models="()")),
+    "partition=mine: Mine.split must give the images of 4 clients, not of None":
+        ("partition", PARTITION),
+    "end_round contributed row, and release(config) announces rows":
+        ("method", method(name="'row'")),
+    "method=mine: update_server_state must return a dictionary of what is recorded, {} for "
+    "nothing, and returned None":
+        ("method", method(returned="None")),
+    "round 1: method=mine: update_server_state left values in state that are not finite":
+        ("method", method(value="torch.nan")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SLIPS)
+def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line):
+    kind, text = SLIPS[line]
+    folder = {"aggregation": "aggregations", "server_optimizer": "server_optimizers"}
+    user_package({f"{folder.get(kind, kind + 's')}/mine.py": text})
+    chosen = ["method=simclr"] * (kind != "method") + [f"{kind}=mine"]
+    overrides = [*tiny_overrides, "plugins=[my_package]", *chosen, "federation.rounds=1"]
+    overrides = without_unread(load_config(overrides), overrides)
+    code = main([*overrides, f"run_dir={tmp_path / 'run'}"])
+    errors = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error: ")]
+    assert code in (1, 2) and len(errors) == 1 and line in errors[0]
