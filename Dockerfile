@@ -48,7 +48,7 @@ ENTRYPOINT ["orchestra-server", "host=0.0.0.0"]
 
 FROM runtime AS client
 VOLUME ["/var/lib/orchestra", "/data"]
-# The client touches a file while it is connected and can take part; if not, another says why.
+# The client touches a file while it is connected and can take part; if not, another file says why.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=180s \
     CMD ["sh", "-c", "cat .local/state/orchestra_flwr/*/problem 2>/dev/null; find .local/state/orchestra_flwr/*/alive -mmin -1 | grep -q ."]
 ENTRYPOINT ["orchestra-client"]

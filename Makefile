@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export ORT_DISABLE_TELEMETRY := 1
 
-# Set in many images. Without bytecode on disk every process compiles all that it imports: 5 s each.
+# Many images set this. Without bytecode on disk every process compiles all that it imports: 5 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-slow test-extras test-peers test-faults mutants bench docs lint lint-deploy audit \
@@ -33,7 +33,7 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
-# What waits for an optional library is skipped by test: with all of them, about a minute.
+# `make test` skips tests that need an optional library: with all libraries, about a minute.
 test-extras: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,timm,wandb,mlflow,notebook,parquet,formats]'
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 tests/reporting/test_trackers.py tests/test_cli.py tests/test_optional_formats.py \
@@ -59,7 +59,7 @@ $(PEERS)/tests:
 	git -C $(PEERS) fetch --quiet --depth 1 $(LIGHTLY) $(LIGHTLY_COMMIT)
 	git -C $(PEERS) checkout --quiet FETCH_HEAD
 
-# Random faults in real federations, for so many minutes; the seed says which.
+# Random faults in real federations, for a number of minutes; the seed says which faults.
 MINUTES ?= 30
 SEED ?= 0
 test-faults: setup
@@ -71,7 +71,7 @@ mutants: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[dev,mutants]'
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ROOM) $(ARGS)
 
-# Wants a quiet machine; up to 25 minutes.
+# Needs a quiet machine; up to 25 minutes.
 bench: setup
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip install --quiet -e '.[bench]'
 	$(BIN)/python benchmarks/run_all.py

@@ -4,11 +4,11 @@
     python benchmarks/backbones.py adapt
     python benchmarks/backbones.py features
 
-method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread; with `adapt` networks
-of timm and what of them is trained, batches of 8 images of 224 x 224 pixels; with `features`
+method=simclr, batches of 32 images of 32 x 32 pixels in colour, one thread. With `adapt`: networks
+of timm, by the part that is trained, batches of 8 images of 224 x 224 pixels. With `features`:
 passes without gradients, 256 such images at once or as many as `image_batches` takes. Each model
 has a process of its own. Time is that of the processor, so other work on the machine hardly changes
-it. Memory is the peak of the process (VmHWM) over what it was when images and model were there.
+it. Memory is the peak of the process (VmHWM) above its memory after images and model were loaded.
 """
 
 import multiprocessing

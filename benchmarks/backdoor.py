@@ -1,10 +1,9 @@
-"""How often a patch is taken for the attacker's image, in runs with `attack=backdoor`.
+"""How often a patch makes kNN answer the class of the attacker's image (`attack=backdoor`).
 
     python benchmarks/backdoor.py outputs/experiments/*/
 
-For each run that is complete, of all test images of other classes than the attacker's image, the
-percentage that kNN puts into that image's class: as they are, and with the patch. With several
-attackers the one with the highest success counts.
+For each complete run it prints the percentage of the test images of other classes that kNN puts
+into that class, without and with the patch. With several attackers the most successful one counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast a step could be at best: its operations, and what this machine does of them a second."""
+"""How fast a step could be at best: its operations, and how many this machine does a second."""
 
 import time
 from collections.abc import Callable

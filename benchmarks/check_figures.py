@@ -1,11 +1,11 @@
-"""Holds figures of the pages against the committed records of the runs that they are of.
+"""Checks the figures of the pages against the committed records of their runs.
 
     python benchmarks/check_figures.py                  # thirty cells of tables, drawn at random
     python benchmarks/check_figures.py count=all
     python benchmarks/check_figures.py count=30 seed=7
 
-docs/results/figures.yaml says which runs a table is of. A figure is right if it is the record's,
-rounded to the decimals that are printed. Exit code 1: one is not.
+docs/results/figures.yaml says which runs each table shows. A figure is right if it is the record's,
+rounded to the printed decimals. Exit code 1: a figure is wrong.
 """
 
 from __future__ import annotations

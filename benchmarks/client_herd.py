@@ -1,8 +1,8 @@
 """Many small clients in one process, for `many_clients.py`.
 
 Each has a thread, a connection with TLS and a key of its own, Flower's own client of the fleet
-interface, and this project's `ClientWorker` with a few images, which trains for real. What a
-client of its own has beside these, a SuperNode's process, costs the server nothing.
+interface, and this project's `ClientWorker` with a few images, which trains for real. A client on a
+machine of its own also has a SuperNode's process, which costs the server nothing.
 
 Flower ends the process of a client that cannot connect, or that its server no longer knows, and a
 client of this project starts it again. Here only that client's connection ends, and is made anew.

@@ -4,8 +4,8 @@
 
 Every run is a process of its own that imports what a ClientApp imports, gets a server's messages,
 trains and packs its replies. Its peak is the kernel's own figure (VmHWM), imports included. Each
-run is done again inside a memory cgroup with a hard limit, which is first shown to be real: a
-process that takes more is killed. Wall times are only as good as the machine was quiet.
+run is repeated inside a memory cgroup with a hard limit, after a check that the limit is real: a
+process that takes more is killed. Wall times are reliable on a quiet machine only.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Seconds of a round between real processes when nobody trains: what the way costs.
+"""Seconds of a round between real processes when nobody trains: what communication costs.
 
     python benchmarks/deployment_round.py
 
-A server and two clients on this machine, as run_server.py and run_client.py start them; the
-clients send back at once what they got. What is left is Flower's polling, the network stack, TLS,
-and our packing, checks and averages.
+A server and two clients on this machine, as run_server.py and run_client.py start them; the clients
+send back at once what they received. What is left is Flower's polling, the network stack, TLS, and
+our packing, checks and averages.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python benchmarks/evaluation.py
 
 Features: rectified random projections of class-structured latent variables, strongly correlated as
-a backbone's are; "separable" is probed with 95 % accuracy, "noisy" adds noise and wrong labels.
-The probe is fitted twice: its penalty chosen, and fixed; their ratio is of CPU seconds.
-Every measurement is a process of its own, three times; the medians stand. CPU seconds are of all
-threads: on a machine that others use, they say more than wall seconds.
+a backbone's are; "separable" is probed with 95 % accuracy, "noisy" adds noise and wrong labels. The
+probe is fitted twice: its penalty chosen, and fixed; their ratio is of CPU seconds. Every
+measurement is done three times, each in a process of its own; figures are medians. CPU seconds are
+of all threads: on a shared machine they say more than wall seconds.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Seconds of one evaluation, and what of it are the passes that make the features.
+"""Seconds of one evaluation, and the share of the passes that make the features.
 
     python benchmarks/evaluation_share.py
 

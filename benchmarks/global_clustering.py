@@ -5,7 +5,7 @@ And a client's local clustering, of 128 x 512 features into 8.
     python benchmarks/global_clustering.py
 
 Worth: the similarity that an equal-mass assignment transports (the objective of optimal transport,
-regularised as in the paper), and the published code's own loss, the less the better.
+regularised as in the paper), and the published code's own loss, the lower the better.
 """
 
 from functools import partial

@@ -4,8 +4,8 @@
 
 Federations that make updates as unequal as honest ones can be: one class for each client, one
 client with 175 times as many images as the others, clients whose pictures are all white or all
-black; by several methods, and with learning rates above those that are used. The figure is the
-largest norm of an update in a round, divided by the median of the round; no reply may be dropped.
+black; by several methods, and with learning rates above the usual ones. The figure is the largest
+norm of an update in a round, divided by the median of the round; no reply may be dropped.
 """
 
 import tempfile

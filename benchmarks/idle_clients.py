@@ -1,4 +1,4 @@
-"""Clients that send back what they got: what is left of a round is the way.
+"""Clients that send back what they received: what is left of a round is transport.
 
 A module of its own, so that Ray's workers import it as they import the real client app.
 """

@@ -5,8 +5,8 @@
 Of runs with `evaluation.unsupervised=true`: Spearman's rank correlation of each score with the
 linear probe and with kNN, over the encoders after the last round of all runs, over those of one
 method (mean of the methods), and over the evaluated rounds of one run (mean of the runs), with the
-encoder before training and without. Last how many points of the probe the encoder that a score
-chooses of a run's rounds lacks to the best of them.
+encoder before training and without. Last, how many points of the probe the round that a score
+chooses is below the best round of the run.
 """
 
 from __future__ import annotations

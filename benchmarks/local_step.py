@@ -4,8 +4,8 @@
     python benchmarks/local_step.py --device cuda
 
 ResNet-18, batch 16, augmentation included; ours is `train_round` as clients run it. A recipe's
-ceiling is the ratio of a step that is nothing but its convolutions, all of them as fast as this
-machine's fastest product of matrices in that precision.
+ceiling is the ratio of a step that consists of its convolutions alone, all as fast as this
+machine's fastest matrix product in that precision.
 """
 
 import argparse

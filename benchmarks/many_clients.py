@@ -3,10 +3,10 @@
     python benchmarks/many_clients.py --clients 100 300 1000
 
 A real server (`run_server.py`), and small real clients, many to a process (`client_herd.py`), each
-process with an address of its own (of one address a server takes some 300 clients), all on this
-machine: with two cores they share what the server alone would have. For each number of clients:
-seconds until all have joined, seconds of a round of 10 of them, and of the server's processes the
-CPU seconds until then, memory, open files and threads.
+process with an address of its own (from one address a server accepts some 300 clients). All are on
+this machine, so with two cores they share what the server alone would have. For each number of
+clients: seconds until all have joined, seconds of a round of 10 of them, and the CPU seconds until
+then, memory, open files and threads of the server's processes.
 """
 
 import argparse

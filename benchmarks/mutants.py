@@ -1,4 +1,4 @@
-"""Mutation testing of one room: which single changes of its code do its tests not notice? (mutmut)
+"""Mutation testing of one room by mutmut: which single changes of its code its tests miss.
 
     make mutants ROOM=privacy
     python benchmarks/mutants.py privacy --sample 200 --seed 0

@@ -1,4 +1,4 @@
-"""What a larger population costs when the same number of clients is asked.
+"""What a larger population costs when equally many clients take part in a round.
 
     python benchmarks/population.py
 

@@ -1,4 +1,4 @@
-"""The published recipe's local steps, written from their description: what ours are held against.
+"""The published recipe's local steps, written from their description: the baseline of ours.
 
 Augmentation of one image at a time with PIL in a DataLoader without workers, SGD one parameter
 after the other, all in float32. Orchestra has three online forward passes (the result of the first

@@ -1,12 +1,12 @@
-"""A whole run of the published recipe, written from its description: what ours is held against.
+"""A whole run of the published recipe, written from its description: the baseline of ours.
 
     python benchmarks/published_run.py PHOTOS RESULT [--rounds 2 ...]
 
 Every client of a round builds its network and its data set anew, gets the whole state and sends it
 back; the server averages all of it by the clients' batches, moves the global centroids by 500 steps
 of SGD, and evaluates the online backbone by kNN after the first clustering and each round. All
-passes are in float32. Clients are at work side by side, in as many processes as there are cores,
-with one thread each; those are started once. Neither Flower nor Ray takes part, which favours it.
+passes are in float32. Clients train side by side, in as many processes as there are cores, with one
+thread each; those are started once. Neither Flower nor Ray takes part, which favours it.
 """
 
 from __future__ import annotations

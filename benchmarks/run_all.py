@@ -1,9 +1,9 @@
-"""Runs every benchmark that this machine can and gathers the figures: make bench.
+"""Runs every benchmark that this machine can run, and gathers the figures: make bench.
 
     python benchmarks/run_all.py
 
 Each one runs as a process of its own, one after another, and writes its own results/<name>.json;
-what they have to say goes into results/latest.json and, with its goal, into one table.
+the figures go into results/latest.json and, with their goals, into one table.
 """
 
 import json

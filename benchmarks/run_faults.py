@@ -5,18 +5,17 @@
     python benchmarks/run_faults.py minutes=10 only=link,ray:raylet,disk:state
 
 A case is a run of its own: server, SuperLink, gate, two clients over TLS, or a simulation on Ray.
-One fault is done to it: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
+It suffers one fault: SIGKILL, SIGTERM or SIGSTOP to any process, a link that is cut or stalls, a
 full disk, a clock that jumps, requests that come again, another CA, lost nodes of a Ray cluster.
-Then: the bits of the undisturbed run, or one clear line with a documented exit code and the same
-bits after `resume=`; no process left, no temporary folder left, ledgers that agree, no secret that
-others can read. Or rounds end with the first reply while a client hangs, sleeps or is gone: then
-they end, and name it.
-Or somebody is hostile. A client sends what is absurd: then it is named, and encoder, losses and all
-checkpoints are as large as usual. A server's operator asks for more than an update, a file is not
-what it seems: then no code from there runs, no byte of an image, a path or a key is sent, and the
-run ends in its usual bits, or goes on from its checkpoint. The faults and all that is drawn follow
-from the seed; the moments, in milliseconds, do not. Every fault of a kind comes before one comes
-again: `faults/cases.py` lists them.
+Then the run must give the bits of the undisturbed one, or one clear line with a documented exit
+code and the same bits after `resume=`. No process and no temporary folder may be left, ledgers must
+agree, and no secret may be readable for others. Other cases: rounds end with the first reply while
+a client hangs, sleeps or is gone; they must end, and name it. A hostile client sends absurd values;
+it must be named, and encoder, losses and all checkpoints be as large as usual. A server's operator
+asks for more than an update, or a file is not what it seems; no code from there may run, no byte of
+an image, a path or a key may be sent, and the run must end in its usual bits, or go on from its
+checkpoint. The faults and all that is drawn follow from the seed; the moments, in milliseconds, do
+not. Every fault of a kind comes before one comes again: `faults/cases.py` lists them.
 
 The logs of a case that failed stay in outputs/faults/seed-<seed>-case-<number>/, all lines in
 outputs/faults/seed-<seed>.json, or with kept=FOLDER there. Exit code 1 if a case failed. As root,

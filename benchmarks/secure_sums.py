@@ -4,7 +4,7 @@
 
 SimCLR's ResNet-18, and LoRA adapters of a ViT-S (rank 8, queries, keys and values, and the head),
 with 10, 50 and 100 clients, `federation.wire=int8`. All clients of a sum are in this process, which
-runs the whole protocol; seconds are the processor's, of one thread. With `lost` a tenth of the
+runs the whole protocol; seconds are processor time of one thread. With `lost` a tenth of the
 clients send no vector. Bytes are those of messages up and down, without the model that is sent.
 """
 

@@ -6,12 +6,11 @@ A server and four clients over TLS train on a few images, round after round, wit
 round so that other work finds a machine. Rounds end with three of them; the last client pauses
 twice as long, so that it is late in turns. All have pages for programs and people, which are
 fetched every ten seconds, and every tenth round the clients are sent the encoder. Every ten seconds
-each process that stays is looked at; what a process of Flower's own takes that lives for one
-message is not seen. After the warm-up, a sixth of the time, a line is fitted to the means of the
-minutes. The verdict is `growing` where the
-line rises by more than three standard errors and would add, in 24 hours, more than a tenth of the
-present level and more than LEAST of the quantity. The standard error takes into account that one
-minute is like the next.
+each long-lived process is measured; processes of Flower that live for one message are not. After
+the warm-up, a sixth of the time, a line is fitted to the means of the minutes. The verdict is
+`growing` where the line rises by more than three standard errors and would add, in 24 hours, more
+than a tenth of the present level and more than LEAST of the quantity. The standard error takes into
+account that one minute is like the next.
 
 Written: results/soak.json (fits and minutes), results/soak.png, and while it runs the samples, to
 the file that is named at the start. Options: minutes, pause (seconds in each round), clients.

@@ -3,7 +3,7 @@
     python benchmarks/start.py
 
 `run_sim.py data=digits` with clients in the server's process and on Ray: until the loss of the
-first batch, so the evaluation of the untrained encoder and the first clustering are in it. A
+first batch, so the evaluation of the untrained encoder and the first clustering are included. A
 worker: a process that imports what a client needs, loads the run's images, builds the learner and
 takes a step. Each is measured in processes of its own, in turns, after one that fills the caches.
 """

@@ -2,11 +2,11 @@
 
     python benchmarks/time_to_accuracy.py
 
-How many images it takes says the first record of docs/results whose probe is as high: of a small
-convnet from random weights and of a pretrained network. Seconds of a core for an image
-are measured here, ours and the published recipe's steps in turns; evaluations and the server's
-part are left out on both sides. The published recipe has the same rounds with the
-same images and sends the same arrays in float32, as ours did.
+The number of images is that of the first record in docs/results whose probe is as high: of a small
+convnet from random weights and of a pretrained network. Seconds of a core for an image are measured
+here, ours and the published recipe's steps in turns; evaluations and the server's part are left out
+on both sides. The published recipe has the same rounds with the same images and sends the same
+arrays in float32, as ours did.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/toy_theory.py outputs/theory --dimensions 256 1024 --sources 3 5
 
-Simulates every pair of a number of dimensions and of sources, and writes theory.md, theory.json and
+Simulates every combination of dimensions and sources, and writes theory.md, theory.json and
 theory.png into a folder. Seconds for 256 and 1,024 dimensions, a minute for 4,096.
 """
 

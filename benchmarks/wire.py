@@ -1,4 +1,4 @@
-"""Bytes and milliseconds of a model on the way, for each `federation.wire`.
+"""Bytes and milliseconds of sending a model, for each `federation.wire`.
 
     python benchmarks/wire.py
 

@@ -1,7 +1,7 @@
 """The faults: each is drawn from a seed, done to a running federation, and undone.
 
-Every function takes the draws, the run, and which of its kind's faults it is to be; it returns what
-it did in words.
+Every function takes the draws, the run, and which fault of its kind to make; it returns in words
+what it did.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files from strangers: images that are none, and configurations with more in them."""
+"""Files from strangers: false images, and configurations that hold more than settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a client's machine is in the bytes that it sent: images, names, paths."""
+"""Whether the bytes that a client sent hold anything of its machine: images, names, paths."""
 
 from __future__ import annotations
 
