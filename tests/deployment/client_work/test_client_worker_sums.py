@@ -212,9 +212,9 @@ def test_a_sum_in_a_plain_run_is_refused(worker, configured, ask, task, said):
 
 @pytest.mark.parametrize(("stage", "text", "entries", "why"), [
     ("shares", {"roster": []}, {}, "its own keys were replaced or left out"),
-    ("shares", {}, {}, "a message that is none"),
-    ("shares", 3, {}, "a message that is none"),
-    ("keys", {"run": "x"}, {}, "a message that is none"),
+    ("shares", {}, {}, "a malformed message"),
+    ("shares", 3, {}, "a malformed message"),
+    ("keys", {"run": "x"}, {}, "a malformed message"),
     ("unmask", {"signatures": {}, "views": {}}, {}, "asked for stage unmask, and it is shares"),
     ("everything", {}, {}, "'everything' is no stage of secure aggregation"),
 ])  # fmt: skip
