@@ -322,7 +322,7 @@ def test_its_own_bound_holds_whatever_the_server_says(
     for settings in (quiet, at_server, ["method=simclr"]):
         server = configured(*settings)
         assert ask(worker(bound), "greet", greeting(server))[CONFIG]["refusal"] == "privacy_refused"
-        assert "privacy.updates_epsilon=5 allows sums with noise alone" in said[-1]
+        assert "privacy.updates_epsilon=5 allows only sums with noise" in said[-1]
         assert ask(worker(bound), "train", task(server))["failure"] in {"privacy_refused", "failed"}
     weak = configured(*NOISE[:-1], "privacy.noise_multiplier=1")
     greeted = ask(worker(bound), "greet", greeting(weak))[CONFIG]
