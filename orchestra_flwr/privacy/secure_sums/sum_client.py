@@ -171,10 +171,10 @@ class SumClient:
             basis: a digest of what the vector was made from, which must be the same for all: masks
                 only cancel between clients that have the same.
 
-            Returns:
-                Its signature, in hexadecimal, of what it was shown: only clients that were shown this
-                help to open its own mask. Otherwise a server could show it a list that lacks clients
-                that are left, and its masks with them would be missing.
+        Returns:
+            Its signature, in hexadecimal, of what it was shown: only those that were shown the same
+            help to open its own mask. Otherwise a server could show it a shorter list of clients,
+            and its masks with the others would be missing.
 
         Raises:
             SumRefusedError: too few clients or neighbours are left, another length of vector, or a
