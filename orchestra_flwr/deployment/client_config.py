@@ -81,7 +81,7 @@ class ClientPrivacyConfig(ClientBounds):
         if bounded and self.delta >= 1 / count:
             raise ConfigError(
                 f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
-                f"for this client has {count} images"
+                f"since this client has {count} images"
             )
 
 

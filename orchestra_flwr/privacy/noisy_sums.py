@@ -29,7 +29,7 @@ from orchestra_flwr.privacy.secure_sums.cohort import colluding, quorum
 from orchestra_flwr.privacy.updates import BLOCK, LEAST_NOISE, composed_epsilon
 
 LEAST_BITS = 4  # of the deviation of a client's noise: see above
-# The most probable that rounding may exceed the bound on the norm; it is then tried again.
+# The largest probability that rounding exceeds the bound on the norm; then it is tried again.
 TRIED_AGAIN = 2.0**-10
 
 

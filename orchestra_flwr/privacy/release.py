@@ -69,7 +69,7 @@ class Release:
         if self.epsilon is not None and self.delta is not None and self.delta >= 1 / count:
             raise ConfigError(
                 f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
-                f"for a client has {count} images"
+                f"since a client has {count} images"
             )
 
 

@@ -115,7 +115,7 @@ class Admission:
 
 
 def peer_name(address: Sequence[object] | None) -> str:
-    """The address of a peer without its port; of an IPv4 peer as such, even on an IPv6 socket."""
+    """The address of a peer without its port; an IPv4 one stays so even on an IPv6 socket."""
     return str(address[0]).removeprefix("::ffff:") if address else "a peer already gone"
 
 

@@ -228,7 +228,7 @@ class Forwarder:
         Both are read at once, so that no client's slow line makes others wait for their turn. None
         where the SuperLink is busy or not there; then the client has been answered.
         """
-        # Unsigned heartbeats get no turn of the others: while those wait, no client can register.
+        # Unsigned heartbeats take no turns of signed ones: while these wait, no client registers.
         own = call.path != HEARTBEAT or self._names is None or is_signed(call.headers)
         try:
             async with (

@@ -227,7 +227,7 @@ class OrchestraClient(NumPyClient):
         unpack_state(arrays[models[0]], self.learner, self.schemas)
         needed = config["train"] and (self._compares or self.learner.needs_received)
         if len(models) == 1 and not needed:
-            arrays[models[0]] = {}  # frees it; an encoded model, which is needed, is small
+            arrays[models[0]] = {}  # frees it; an encoded model is kept, but is small
         round_, stage = int(config["round"]), int(config.get("stage", 0))
         return _RoundState(
             ClientSeed(self.config.seed, round_, self.name, self.secret_noise, stage),

@@ -1,4 +1,4 @@
-"""Frozen weights, which nobody trains: they come to a client at most once, then their digest does.
+"""Frozen weights, which nobody trains: a client gets them at most once, and then their digest.
 
 Simulated clients read them where the server has written them. A real client is sent them with its
 first task, unless it says that it has them. It stores them in a file named by their digest.

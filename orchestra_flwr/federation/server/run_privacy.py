@@ -137,7 +137,7 @@ def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | 
         # Only real clients can become more than the configuration says.
         return (
             f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
-            f"1 / {most}, for {most} clients were there"
+            f"1 / {most}, since {most} clients were there"
         )
     return {
         "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),
