@@ -1,6 +1,6 @@
 """Real federations: server and clients as processes on separate machines.
 
-Six rooms, each of which may import those before it and none behind it:
+Six rooms, each of which may import those before it and none after it:
 
 - ``keys``: certificates, key pairs and the list of registered clients, and the command for them;
 - ``channel``: how the short-lived processes that Flower starts talk to the long-lived ones here;

@@ -14,7 +14,7 @@ usage: python -m orchestra_flwr.deployment folder=deploy
 Makes the folder, with systemd units, a Compose file, a Helm chart, a job for KubeRay, a Grafana
 dashboard and alert rules for Prometheus. What each is for: docs/deployment.md, docs/operate.md.
 
-Exit code 0: done, 2: an error. A folder that is there is left as it is.
+Exit code 0: done, 2: an error. A folder that exists is left as it is.
 """
 
 

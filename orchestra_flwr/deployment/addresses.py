@@ -1,4 +1,4 @@
-"""Addresses: to listen on one, what one says about the connection to it, and where one watches."""
+"""Addresses: to listen on, whether connections to them use TLS, and where to watch a run."""
 
 import errno
 import ipaddress
@@ -11,7 +11,7 @@ from orchestra_flwr.config import ConfigError, Section
 
 
 class WatchConfig(Section):
-    """The address of `/status`, `/metrics` and the page; nobody has to log in there."""
+    """The address of `/status`, `/metrics` and the page, which need no login."""
 
     host: str = Field("127.0.0.1", min_length=1)
     port: int | None = Field(None, ge=0, le=65535)  # None: off; 0: any free one
@@ -24,7 +24,7 @@ class WatchConfig(Section):
 def uses_tls(host: str, insecure: bool, *files: Path) -> bool:
     """Whether a connection to `host` uses TLS.
 
-    On this machine itself it does where keys were made: where there is one of `files`.
+    To this machine itself it does only where keys were made: where one of `files` exists.
     """
     return not insecure and (not is_loopback(host) or any(file.is_file() for file in files))
 
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int, section: str = "") -> socket.socket:
     """A socket that listens on an address; port 0: any free one.
 
-    `section` is that of the keys `host` and `port`, such as "watch.".
+    `section` comes before the keys `host` and `port` in errors, such as "watch.".
 
     Raises:
         ConfigError: not an address of this machine, or the port is taken.

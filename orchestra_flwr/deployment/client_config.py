@@ -34,7 +34,7 @@ class ClientDataConfig(Section):
     root: OptionalPathText
     image_size: int | None = Field(ge=8, le=512)  # None: as the server says
     train_limit: int | None = Field(ge=1)
-    limit: int | None = Field(None, ge=1)  # its former name
+    limit: int | None = Field(None, ge=1)  # the former name of train_limit
     cache: OptionalPathText
 
     @property
@@ -59,7 +59,7 @@ class ClientTrainingConfig(Section):
 
 
 class ClientPrivacyConfig(ClientBounds):
-    """What a client allows, of sums as well."""
+    """What a client allows, for sums as well."""
 
     secure_aggregation: bool = False  # true: runs without it are refused
     min_cohort: int = Field(LEAST_COHORT, ge=LEAST_COHORT)  # clients in a sum, at least
@@ -81,7 +81,7 @@ class ClientPrivacyConfig(ClientBounds):
         if bounded and self.delta >= 1 / count:
             raise ConfigError(
                 f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
-                "one by this client's images"
+                f"since this client has {count} images"
             )
 
 

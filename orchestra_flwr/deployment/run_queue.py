@@ -1,10 +1,10 @@
-"""Runs that wait for a server, in a folder: who submits them and who runs them are two processes.
+"""Runs that wait for a server, in a folder: one process submits them, another one runs them.
 
 The folder says what the server does, so it has to be its user's own, and writable for nobody else.
 
 Each run has a folder named by its number. `run.yaml` in it is its configuration, `run/` its run
-folder once it has begun, and `ended` says how it ended. The names are made by steps that cannot be
-done twice, so nothing has to be locked.
+folder once it has begun, and `ended` says how it ended. The names are made by steps that succeed
+only once, so nothing has to be locked.
 """
 
 import itertools
@@ -65,11 +65,11 @@ class QueuedRun:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something to go on with."""
+        """Whether there is a run folder to go on with."""
         return (self.folder / "config.yaml").is_file()
 
     def end(self, state: str) -> bool:
-        """Writes down how it ended, unless that is known; whether it was this that ended it.
+        """Records how it ended, unless that is known; returns whether this call ended it.
 
         Raises:
             OSError: it cannot be written.
@@ -96,7 +96,7 @@ class QueuedRun:
         check_named(file, values.get("plugins", ()), server.plugins)
         logging = values.get("logging")
         display = {name: getattr(server.logging, name) for name in DISPLAY}
-        if isinstance(logging, dict):  # else it is found to be wrong
+        if isinstance(logging, dict):  # anything else is refused below
             values["logging"] = logging | display
         key = "resume" if self.has_begun else "run_dir"
         return parse(ServerConfig, {**values, **of_server, key: str(self.folder)})
@@ -168,7 +168,7 @@ class RunQueue:
             path = self.folder / f"{number:04}"
             try:
                 path.mkdir(mode=0o700)
-            except FileExistsError:  # somebody else's, a moment ago
+            except FileExistsError:  # another process took it a moment ago
                 continue
             try:
                 write_atomically(path / CONFIGURATION, text, mode=0o600)
@@ -221,7 +221,7 @@ def _found_from_anywhere(config: ServerConfig) -> dict[str, Any]:
     ):
         for name in names:
             path = at_home(place.get(name) or "")
-            # Of weights "pretrained" is no file, also beside a folder of that name.
+            # For weights, "pretrained" is no file, even beside a folder of that name.
             if path.parts and (path.is_file() if name == "weights" else path.exists()):
                 place[name] = str(path.absolute())
     return values

@@ -17,7 +17,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
 
-# What a server with a queue is started with; all else each run says.
+# What a server with a queue is started with; each run says all else.
 OF_THE_SERVER = ("queue", "host", "port", "insecure", "security", "watch")
 DISPLAY = ("progress", "format")  # of `logging`: also the server's, whose terminal it is
 CLIENT_CHANNELS = 3  # of the images in the folder or zip of a real client

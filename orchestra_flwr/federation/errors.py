@@ -5,7 +5,7 @@ class FederationError(RuntimeError):
     """A federation that cannot go on; its text says why.
 
     Attributes:
-        resume_round: the round after which the run is to go on; None: the last one.
+        resume_round: the round after which the run can be resumed; None: the last one.
     """
 
     def __init__(self, text: str, resume_round: int | None = None) -> None:

@@ -28,11 +28,11 @@ class GossipSettings(Section):
 
 
 class Gossip(Exchange):
-    """Every client is a node with a model of its own; a round trains all and mixes neighbours'.
+    """Every client is a node with its own model; a round trains all, then mixes with neighbours.
 
-    In a simulation one process holds all nodes. What is evaluated is the mean of all models, which
-    nobody in such a federation has, beside each node's own. A node that fails in a round takes part
-    in its mix with the model that it has.
+    A simulation holds all nodes in one process. It evaluates each node's model and the mean of all
+    models, which no node of a real federation would have. A node that fails in a round enters the
+    mix with the model that it has.
     """
 
     Settings = GossipSettings
@@ -108,16 +108,16 @@ class Gossip(Exchange):
         return _node(client)
 
     def metrics(self) -> dict[str, Any]:
-        """What all mixes of a round do to the nodes' distance from their mean: at last, at most."""
+        """Factors by which a round's mixes change distances to the mean: in the limit, at most."""
         return self._metrics
 
 
 def _node(client: str) -> str:
-    return f"node-{folder_name(client)}"  # also that of a file
+    return f"node-{folder_name(client)}"  # also a file name
 
 
 def edges_to_graph(count: int, ones: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """(count, count) bool, symmetric: an edge between each two nodes; none to itself."""
+    """(count, count) bool, symmetric: ones[i] and others[i] are neighbours; no node is its own."""
     graph = np.zeros((count, count), bool)
     graph[ones, others] = graph[others, ones] = True
     np.fill_diagonal(graph, False)
@@ -145,16 +145,16 @@ def uniform_weights(graph: np.ndarray) -> np.ndarray:
 
 
 def second_eigenvalue(weights: np.ndarray) -> float:
-    """The second largest size of an eigenvalue: by it a mix shrinks what nodes differ in, at last.
+    """The second largest absolute eigenvalue: the factor by which mixes finally shrink differences.
 
-    A single mix with weights that are not symmetric may do less: :func:`largest_factor`.
+    A single mix with asymmetric weights may shrink them less: :func:`largest_factor`.
     """
     sizes = np.sort(np.abs(np.linalg.eigvals(weights)))
     return float(sizes[-2]) if len(sizes) > 1 else 0.0
 
 
 def largest_factor(weights: np.ndarray) -> float:
-    """By what factor, at most, a mix changes the nodes' distance from their mean.
+    """The largest factor by which a mix can change the nodes' distance from their mean.
 
     The spectral norm of (1 - J) W (1 - J), J = 1/count everywhere. It is the second eigenvalue
     where the weights are symmetric; otherwise it is larger and may exceed 1.

@@ -32,7 +32,7 @@ class Population:
     """A dataset and its split."""
 
     dataset: Dataset  # training and test images
-    parts: dict[str, np.ndarray]  # by client the indices of its training images, ascending
+    parts: dict[str, np.ndarray]  # indices of each client's training images, ascending
 
 
 def load_population(
@@ -44,7 +44,7 @@ def load_population(
         listed: as in :func:`load_dataset`.
 
     Raises:
-        ConfigError: images that cannot be had, or a split that they do not allow.
+        ConfigError: the images cannot be loaded, or do not allow the split.
     """
     dataset = load_dataset(config.data, listed)
     clients = config.federation.clients
@@ -55,9 +55,9 @@ def load_population(
 def evaluation_dataset(config: Config, population: Population) -> Dataset:
     """The images on which a simulation's encoders are evaluated.
 
-    Training images are those with a label. With `evaluation.training_images=shifted` they are as
-    the clients see them, without those that no client has. With `labels.fraction` the data set says
-    which labels are shown.
+    Training images are those with a label. With `evaluation.training_images=shifted` they look as
+    the clients see them, and those that no client has are left out. With `labels.fraction` the data
+    set says which labels are shown.
     """
     dataset, images = population.dataset, population.dataset.train
     shown = _shown(config, population)
@@ -75,7 +75,7 @@ def evaluation_dataset(config: Config, population: Population) -> Dataset:
 
 
 def _shown(config: Config, population: Population) -> Tensor | None:
-    """(N,) bool, the training images of which clients show the labels; None if all do."""
+    """(N,) bool: the training images whose labels the clients show; None: all of them."""
     labels = population.dataset.train.labels
     if config.labels.fraction is None or labels is None:
         return None
@@ -95,7 +95,7 @@ def own_classes(
         everybodys: the training images of :func:`evaluation_dataset`.
 
     Raises:
-        ConfigError: training or test images have no labels, or none of its classes is tested.
+        ConfigError: images have no labels, or no test image is of a class that the client has.
     """
     train, test = everybodys.labelled, population.dataset.test
     _check_scored(config, population.dataset)
@@ -122,7 +122,7 @@ def own_classes(
 
 
 def _check_scored(config: Config, dataset: Dataset) -> None:
-    """Refuses clients' scores for which images lack labels."""
+    """Refuses to score clients where the images lack the labels for it."""
     train, test = dataset.train, dataset.test
     if config.evaluation.personal_by_clients and train.labels is None:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _why_none(images: ImageSet) -> str:
 
 
 def check_before_images(config: Config) -> None:
-    """Tells what is wrong with a simulation that no image needs to be read for.
+    """Refuses a simulation for what can be seen before any image is read.
 
     Raises:
         ConfigError: noise beside BatchNorm, or a file that the partition cannot use.
@@ -160,7 +160,7 @@ def check_before_images(config: Config) -> None:
 
 
 def check_listing(config: Config, dataset: Dataset) -> None:
-    """Tells what is wrong with a simulation by its images' labels and files alone.
+    """Refuses a simulation for what can be seen from its images' labels and files alone.
 
     Args:
         dataset: its images without pixels; not all need be readable.
@@ -174,14 +174,13 @@ def check_listing(config: Config, dataset: Dataset) -> None:
 
 
 def check_population(config: Config, population: Population) -> None:
-    """Tells, before anything is written, what method and shift lack for these images.
+    """Refuses, before anything is written, images or clients that the run cannot use.
 
     Raises:
-        ConfigError: labels that the images do not have, or other classes; what
-            :meth:`Shift.check_images` and :meth:`ChecksClients.check_client` refuse; all clients
-            have fewer than `privacy.k_min` different images, or one has too many for
-            `privacy.delta`; a table of devices that cannot be read or lacks a client, or
-            :meth:`Exchange.check_clients`.
+        ConfigError: the images lack labels, or have other classes; :meth:`Shift.check_images`,
+            :meth:`ChecksClients.check_client` or :meth:`Exchange.check_clients` refuses; every
+            client has fewer than `privacy.k_min` different images, or one has too many for
+            `privacy.delta`; a table of devices cannot be read or lacks a client.
     """
     labels_for(config, population.dataset.train)
     for client in population.parts:
@@ -204,8 +203,8 @@ def check_population(config: Config, population: Population) -> None:
     for part in population.parts.values():
         most = max(most, count_distinct(map(images.__getitem__, part), release.min_images))
         if most >= release.min_images:
-            return  # as soon as one client can: usually the first, after so many images
+            return  # one client that can is enough: usually the first, after so many images
     raise ConfigError(
         f"privacy.k_min={release.min_images}: no client could send {release.label}, "
-        f"must be at most {most}, the most different images of a client"
+        f"must be at most {most}, the largest number of different images that a client has"
     )

@@ -18,7 +18,7 @@ from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.reporting import RunFolder, check_trackers, make_progress
 
 app = ServerApp()
-WINDOW = 16  # clients under way: Flower's engine decides how many of them run at the same time
+WINDOW = 16  # messages under way; Flower's engine decides how many clients run at the same time
 
 
 @app.main()

@@ -31,9 +31,9 @@ from orchestra_flwr.training import check_model, resolve_device, starting_learne
 
 @contextmanager
 def prepared(config: Config) -> Iterator[Callable[[RunFolder, Progress], dict[str, Any]]]:
-    """All that can be checked before a run folder is made; the result runs the federation.
+    """Checks all that can be checked before a run folder is made; yields what runs the federation.
 
-    The engine starts what it needs meanwhile, and ends it with the block.
+    Meanwhile the engine starts what it needs; all of it ends with the block.
 
     Raises:
         ConfigError: resources, images or labels that are not there, a run folder that cannot be
@@ -55,7 +55,7 @@ def load_checked(config: Config) -> tuple[Config, Population]:
 
     Raises:
         ConfigError: images or labels that are not there, other images than a resumed run began
-            with, or a model that cannot be built; what needs no images is refused before them.
+            with, or a model that cannot be built; what needs no images is checked before they load.
     """
     classes_known = not sees_labels(config) or classes_of(config) is not None
     if classes_known:
@@ -125,7 +125,7 @@ def simulate(
 def _first_evaluation(
     config: Config, engine: Engine, evaluator: Evaluator
 ) -> AbstractContextManager[None]:
-    """That of the untrained encoder, while an engine starts that takes a while."""
+    """Evaluates the untrained encoder while an engine starts that takes a while."""
     if engine.starts_immediately or config.resume is not None:
         return nullcontext()
     return evaluator.beside(starting_learner(config, config.data.channels).method)
@@ -149,10 +149,10 @@ def _announce(config: Config, population: Population, engine: Engine, progress: 
 
 
 def check_resources(config: Config) -> Engine:
-    """Tells what this machine lacks for a run before anything is written.
+    """Refuses, before anything is written, a run for which this machine lacks something.
 
     Returns:
-        The engine, which may already begin.
+        The engine, ready to begin.
 
     Raises:
         ConfigError: a GPU that is not there, or a package that is not installed.

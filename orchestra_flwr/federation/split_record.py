@@ -1,4 +1,4 @@
-"""What a simulation leaves behind about its split: a picture, and the counts with their EMD."""
+"""The record of a simulation's split: a picture, and the counts with their EMD."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ FILE = "partition.json"
 
 
 def check_split(config: Config, population: Population) -> None:
-    """Refuses to resume a run with other images, by the numbers that its folder says.
+    """Refuses to resume a run with other images, judged by the numbers in its folder.
 
     Pixels are not compared: decoders of two machines may differ in the last bit.
 
@@ -35,7 +35,7 @@ def check_split(config: Config, population: Population) -> None:
         same = sorted(before) == sorted(now.tolist())  # names may be those of another version
         total = sum(map(sum, before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return  # there is nothing to hold the images against
+        return  # there is nothing to compare the images with
     if not same:
         raise ConfigError(
             f"resume={config.resume}: these are other images than the run began with ({total:,} "
@@ -61,9 +61,9 @@ def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
 def recorded_split(config: Config, population: Population, folder: RunFolder) -> Iterator[None]:
     """Writes `partition.json` and, in a thread beside the block, `partition.png`.
 
-    The file has the images by client and class, `emd` (:func:`earth_movers_distance` of the class
-    shares; images without a label count as a class) and, where other groups than the classes are
-    spread, `group_emd` of these.
+    The file holds the number of images by client and class, `emd` (:func:`earth_movers_distance` of
+    the class shares; images without a label count as a class) and, where the partition spreads
+    other groups than classes, their `group_emd`.
 
     Raises:
         OSError: names the file that could not be written.

@@ -1,4 +1,4 @@
-"""Long vectors in blocks: what is worked at a time stays in a processor's cache."""
+"""Long vectors in blocks, so that what is worked on at a time stays in a processor's cache."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,7 @@
 """Numpy arrays in and out of Flower's records, with few copies.
 
-Checked against Flower 1.41: `Array` reads its bytes from `data` alone, keeps what it has split them
-into in `_chunks`, and a record's constructor copies.
+Checked against Flower 1.41: `Array` reads its bytes from `data` alone, and keeps their chunks in
+`_chunks`; a record's constructor copies.
 """
 
 import io
@@ -27,7 +27,7 @@ class LazyArray(Array):
     size: int
 
     def deflate(self) -> bytes:
-        """As Flower's own array: receivers look its class up by the name that is sent."""
+        """As Flower's own array: receivers look up its class by the name that is sent."""
         plain = Array(self.dtype, self.shape, self.stype, b"")
         plain.__dict__["_chunks"] = self.slice_array()  # Flower's cache: nothing is hashed twice
         return plain.deflate()
@@ -36,11 +36,10 @@ class LazyArray(Array):
 class NumpyArray(LazyArray):
     """A numpy array as Flower's Array.
 
-    Ray writes its values to the object store, beside the pickle (PEP 574), and reads them where
-    they lie.
+    Ray writes its values to the object store, beside the pickle (PEP 574), and reads them in place.
 
     Args:
-        values: not copied; nobody may change them any more.
+        values: not copied; they must not change afterwards.
     """
 
     def __init__(self, values: np.ndarray) -> None:
@@ -61,7 +60,7 @@ class NumpyArray(LazyArray):
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """As Flower's; made with a single copy, where that grows a buffer to twice the size."""
+        """As Flower's, but with a single copy: Flower grows a buffer to twice the size."""
         return b"".join((self._header, self._values.data))
 
     def numpy(self) -> np.ndarray:
@@ -70,7 +69,7 @@ class NumpyArray(LazyArray):
 
 
 def size_in_bytes(array: Array) -> int:
-    """Bytes of an array in a message, which are not made for it."""
+    """Bytes of an array in a message, counted without making them."""
     return array.size if isinstance(array, LazyArray) else len(array.data)
 
 
@@ -80,7 +79,7 @@ def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
-    """Arrays as Flower's record, which are these very objects: its constructor copies them."""
+    """Flower's record of these very arrays: its constructor would copy them."""
     record = ArrayRecord()
     for name, array in arrays.items():
         record[name] = array
@@ -98,13 +97,13 @@ def as_tensor(values: np.ndarray) -> Tensor:
 
 
 def all_finite(values: np.ndarray) -> bool:
-    """Whether all values are; takes a few milliseconds for ten million."""
-    # What is not finite stays so in a sum, which is twice as fast; a sum may also overflow.
+    """Whether all values are finite; takes a few milliseconds for ten million."""
+    # A sum, which is twice as fast, is not finite if a value is not; it may also overflow.
     return bool(as_tensor(values).sum().isfinite()) or bool(np.isfinite(values).all())
 
 
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message; its few scalars are not counted."""
-    # Not by `array_records`: that view is a reference cycle, which keeps arrays that are let go of.
+    # Not by `array_records`: that view is a reference cycle, which keeps arrays alive.
     records = (record for record in content.values() if isinstance(record, ArrayRecord))
     return sum(size_in_bytes(array) for record in records for array in record.values())

@@ -32,7 +32,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from orchestra_flwr.flower.heartbeats import heartbeats
 from orchestra_flwr.flower.socket_client import connected
 
-# The second is never ours: it is taken to be refused, or the SuperNode would wait for its answer.
+# The second is never ours: it is taken only to refuse it, or the SuperNode would wait for ever.
 KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
 RETRY_SECONDS = 0.05  # until an object that was not there is asked for again; doubled each time
 
@@ -71,7 +71,7 @@ class ClientTasks:
     def take(self) -> Iterator[Task | None]:
         """The next message; None: there is none now.
 
-        The SuperNode is told every few seconds that somebody works on it, until the block is left.
+        Heartbeats go to the SuperNode every few seconds, until the block is left.
 
         Raises:
             NodeLostError: the SuperNode has ended, or does not speak as Flower's does.
@@ -124,7 +124,7 @@ class Task:
         self.request = Request(message.metadata.message_type, run.fab_id, run.run_id, content)
 
     def reply(self, answer: RecordDict | Error) -> None:
-        """Sends the answer; of an error, what it holds and nothing else.
+        """Sends the answer; an error goes as it is, with nothing else.
 
         Raises:
             TaskError: the server did not take it.
@@ -142,7 +142,7 @@ class Task:
 
 
 class _Token:
-    """Sends the token of the task that is being worked on."""
+    """Adds the token of the task that is being worked on to each request."""
 
     def __init__(self) -> None:
         self.current: RuntimeTokenHttpInterceptor | None = None

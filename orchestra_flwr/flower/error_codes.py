@@ -1,4 +1,4 @@
-"""What the errors mean that a SuperLink or SuperNode makes: their own texts speak of a database.
+"""What the errors of a SuperLink or SuperNode mean: their own texts speak of a database.
 
 Checked against Flower 1.41: `flwr.common.constant.ErrorCode`.
 """

@@ -1,7 +1,7 @@
-"""What server, gate and client have to know of Flower's Fleet API.
+"""What server, gate and client have to know about Flower's Fleet API.
 
-Checked against Flower 1.41: its clients' messages, how old a signature may be, and that a reply
-made by a clock at which its message has expired is refused.
+Checked against Flower 1.41: its clients' messages, how old a signature may be, and that a reply is
+refused if it is dated after its message has expired.
 """
 
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
@@ -15,7 +15,7 @@ MAX_CLOCK_DIFFERENCE = 3600.0
 
 
 def time_to_live(seconds: float) -> float:
-    """After how many seconds a message expires whose reply is waited for so many seconds.
+    """Seconds after which a message expires, if its reply is waited for so many seconds.
 
     A reply in time may wait as long again while those before it are fetched.
     """
@@ -25,9 +25,9 @@ def time_to_live(seconds: float) -> float:
 def withdrawal(push_messages: bytes) -> bytes:
     """The body of `confirm-message-received` that takes back the reply of a `push-messages`.
 
-    SuperLink then deletes the reply's objects, and the server, which waits for those still
-    missing, gets an error reply at once. Without it that comes when 180 s have passed since the
-    last object.
+    The SuperLink then deletes the reply's objects, and the server, which waits for those still
+    missing, gets an error reply at once. Without the withdrawal that comes 180 s after the last
+    object.
 
     Args:
         push_messages: the body of the client's request, which SuperLink has accepted.

@@ -1,4 +1,4 @@
-"""Says to a SuperLink or a SuperNode that somebody works on a task of its.
+"""Heartbeats, by which a SuperLink or a SuperNode knows that one of its tasks is worked on.
 
 Checked against Flower 1.41: `flwr.supercore.heartbeat`.
 """
@@ -14,10 +14,11 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 @contextmanager
 def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
-    """Every few seconds, in a thread, until the block is left.
+    """Sends one every few seconds, in a thread, until the block is left.
 
-    Flower's own would end this process by SIGINT where a task is not wanted any more. Here its
-    answer is refused then, which is enough. One that is not answered is sent again at once.
+    Flower's own sender would end this process by SIGINT once a task is not wanted any more. Here
+    the task's answer is refused, which is enough. A heartbeat without an answer is sent again at
+    once.
     """
 
     def beat() -> bool:

@@ -4,7 +4,7 @@ Flower's simulation engine pickles every message for Ray, and what is pickled is
 pickle, into the store and out of both, for every client. Here the server puts a round's arrays into
 the store once (:class:`Broadcast`) and a message carries references; replies carry their values
 beside the pickle (:class:`~orchestra_flwr.flower.arrays.NumpyArray`). Both are read
-where they lie. Where no Ray runs, messages stay as they are.
+in place. Where no Ray runs, messages stay as they are.
 
 Checked against Flower 1.41, whose actors pickle messages, and Ray 2.55: `ray.put` and `ray.get`.
 """
@@ -34,7 +34,7 @@ class StoredArray(LazyArray):
         return self._fetched().data
 
     def numpy(self) -> np.ndarray:
-        """The values, read-only, where they lie."""
+        """The values in place, read-only."""
         return self._fetched().numpy()
 
     def _fetched(self) -> Array:

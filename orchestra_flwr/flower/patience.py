@@ -1,7 +1,7 @@
-"""How long the server's app waits for a SuperLink that runs, and does not answer in time.
+"""How long the server's app waits for a SuperLink that runs but does not answer in time.
 
 Checked against Flower 1.41: `make_simple_http_retry_invoker`, which tries for ever, but ends this
-process by SIGINT where a run is over, and takes a TLS handshake that lasts too long for a wrong
+process by SIGINT where a run is over, and mistakes a TLS handshake that takes too long for a wrong
 certificate.
 """
 
@@ -24,7 +24,7 @@ RUN_IS_OVER = {401, 403}
 def patient_retries(report: Callable[[str], None]) -> RetryInvoker:
     """Sends a request again until it is answered, for at most `PATIENCE_SECONDS`.
 
-    Whether the SuperLink still runs, the process that has started it sees at once.
+    The process that started the SuperLink sees at once whether it still runs.
 
     Args:
         report: takes a line when nothing was answered for a while, and when something is again;
@@ -66,7 +66,7 @@ def _is_final(error: Exception) -> bool:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Says in words what a request to the SuperLink failed of for good.
+    """Says in words why a request to the SuperLink failed for good.
 
     Raises:
         EngineStoppedError: the SuperLink has ended the run, refuses a request, or did not answer
@@ -75,7 +75,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        if error.request.url.host != HOST:  # somebody else's, as a tracker's
+        if error.request.url.host != HOST:  # somebody else's, such as a tracker's
             raise
         over = error.response.status_code in RUN_IS_OVER
         why = "has ended this run" if over else f"refuses a request ({error})"

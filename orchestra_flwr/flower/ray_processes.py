@@ -29,11 +29,11 @@ def ended_process() -> str | None:
 
 
 def load_ray() -> ModuleType:
-    """Imports Ray, and keeps it from ending this process before that has said how the run goes on.
+    """Imports Ray, and keeps it from ending this process before it has said how to go on.
 
-    Ray ends a driver whose raylet is gone if process 1 is its parent, as under systemd or in a
-    container. It takes that for the death of the process that matters, unless a variable names
-    another one, which it reads when it is loaded; this process is always alive.
+    Ray ends a driver whose raylet is gone if process 1 is the driver's parent, as under systemd or
+    in a container. It takes that for the death of the process that matters, unless a variable, read
+    when Ray is loaded, names another one: here this process, which is always alive.
     """
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     return importlib.import_module("ray")

@@ -1,6 +1,6 @@
 """Ray's start on this machine, which takes seconds: in a thread, while images are decoded.
 
-Left to Flower, it would begin when these are there, and one that fails would not be tried again.
+Left to Flower, it would begin when these are there, and a start that fails would not be repeated.
 
 Checked against Ray 2.55: the life of its processes, and its variable for niceness.
 """
@@ -37,7 +37,7 @@ class RayStart:
         self._tries = tries
         self._started: Future[None] = Future()
         self._is_over = threading.Event()
-        # No daemon: a process that ends meanwhile waits, so that nothing of Ray outlives it.
+        # Not a daemon: a process that ends meanwhile waits, so that nothing of Ray outlives it.
         threading.Thread(target=self._run, args=(init_args,), name="ray start").start()
 
     def _run(self, init_args: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class RayStart:
                 return
             self._started.set_result(None)
             self._is_over.wait()
-            ray.shutdown()  # nothing, where Flower has done it
+            ray.shutdown()  # does nothing if Flower has done it
 
     def wait(self) -> None:
         """Returns when Ray is up.
@@ -61,7 +61,7 @@ class RayStart:
         self._started.result()
 
     def end(self) -> None:
-        """Lets Ray end as soon as it is up, for which nobody waits."""
+        """Lets Ray end as soon as it is up, without waiting for that."""
         self._is_over.set()
 
 
@@ -73,7 +73,7 @@ def _load_ray() -> Any:
 
 
 def _start(init_args: dict[str, Any], tries: int) -> None:
-    """Starts Ray, of which Flower then makes use; again if a busy machine lets it fail."""
+    """Starts Ray, which Flower then uses; tries again if it fails on a busy machine."""
     import ray
 
     for left in reversed(range(tries)):
@@ -91,10 +91,10 @@ def _start(init_args: dict[str, Any], tries: int) -> None:
 
 @contextlib.contextmanager
 def _environment_of_its_processes() -> Iterator[None]:
-    """They look for modules where this one does, and workers give way to nobody.
+    """Lets Ray's processes find modules where this one does, and workers give way to nobody.
 
-    Flower tells the paths to Ray by a `runtime_env`, with which each worker's start takes seconds
-    more. At Ray's own niceness of 15 workers would wait for the server, which evaluates the
+    Flower passes the paths to Ray in a `runtime_env`, with which each worker's start takes seconds
+    more. At Ray's own niceness of 15, workers would wait for the server, which evaluates the
     untrained encoder meanwhile, and for whatever else is at work on the machine.
     """
     variables = {"PYTHONPATH": os.pathsep.join(sys.path)}

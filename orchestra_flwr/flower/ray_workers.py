@@ -1,8 +1,8 @@
 """The workers of a run on Ray, some of which may be lost, one by one or with their machine.
 
-Flower binds a client to an actor. If Ray is to start that again, it waits for ever where the cores
-of the machines that are left are taken, and its client with it. Here the client goes to whichever
-worker is free next, and the worker's successor takes part as soon as there is room for it.
+Flower binds a client to an actor. If Ray is to start the actor again while the cores of the
+remaining machines are taken, it waits for ever, and its client with it. Here the client goes to
+whichever worker is free next, and the worker's successor takes part as soon as there is room.
 
 Checked against Flower 1.41, whose backend makes a `BasicActorPool` and calls what is here, and Ray
 2.55: `ray.kill`, `__ray_ready__`, and that only what a client raises is a `RayTaskError`.
@@ -22,14 +22,14 @@ logger = logging.getLogger("orchestra_flwr.federation")
 
 PAUSE = 0.1  # seconds between two looks for a free worker
 LOOK = 1.0  # seconds between two looks at the machines, while a worker is lost
-PATIENCE = 60.0  # seconds in which another machine may come, where none is left
+PATIENCE = 60.0  # seconds to wait for another machine, where none is left
 
 
 class RayWorkers:
     """A pool of Flower's actors, in the place of Flower's own.
 
     Args:
-        capacity: how many workers the machines that are there now can hold.
+        capacity: returns how many workers the machines that are there now can hold.
 
     Attributes:
         num_actors: how many workers there are as long as no machine is lost.
@@ -51,7 +51,7 @@ class RayWorkers:
 
     @contextlib.contextmanager
     def in_place_of_flowers(self) -> Iterator[None]:
-        """In the block, Flower's simulation engine takes these workers."""
+        """In the block, Flower's simulation engine uses these workers."""
         module: Any = importlib.import_module("flwr.server.superlink.fleet.vce.backend.raybackend")
         before, module.BasicActorPool = module.BasicActorPool, self._made
         try:
@@ -76,7 +76,7 @@ class RayWorkers:
         return actor_fn, job
 
     def fetch_result_and_return_actor_to_pool(self, task: Any) -> tuple[Any, Any]:
-        """The reply and context of a client, who is tried once more if its worker is lost.
+        """The reply and context of a client, which is tried once more if its worker is lost.
 
         Raises:
             RayError: the client's own, or its second worker was lost as well.
@@ -100,7 +100,7 @@ class RayWorkers:
         return reply, context
 
     def add_actor_back_to_pool(self, task: Any) -> None:
-        """Called by Flower after an error, when this is done."""
+        """Does nothing: Flower calls it after an error, when the worker is back already."""
 
     def terminate_all_actors(self) -> None:
         """Ends all workers, whatever they do; clients that wait for one get an error."""
@@ -122,7 +122,7 @@ class RayWorkers:
         raise RuntimeError(self.why_ended or "the run is over")
 
     def _has_ended(self) -> bool:
-        """Whether Ray is asked no more: a call after its end ends this process without a word."""
+        """Whether Ray must not be called: a call after its end ends this process without a word."""
         return self._is_over.is_set() or ended_process() is not None
 
     def _give_back(self, actor: Any) -> None:
@@ -139,13 +139,13 @@ class RayWorkers:
             self._idle.clear()
 
     def _succeed(self, lost: Any) -> None:
-        self._ray.kill(lost)  # where it only could not be reached
+        self._ray.kill(lost)  # in case it merely could not be reached
         actor = self._create()
         self._all[self._all.index(lost)] = actor
         self._starting[actor.__ray_ready__.remote()] = actor
 
     def _admit(self) -> None:
-        """Lets workers take part that have answered."""
+        """Admits the workers that have answered."""
         if not self._starting:
             return
         answers, _ = self._ray.wait([*self._starting], num_returns=len(self._starting), timeout=0)

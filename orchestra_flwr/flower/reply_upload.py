@@ -1,8 +1,8 @@
-"""A reply that a SuperLink has told of: its arrays may still be on their way, or never come.
+"""A reply that a SuperLink has announced: its arrays may still be on their way, or never come.
 
-Checked against Flower 1.41: a SuperLink tells of a reply, once, before its arrays are there; a
-message is put together as `HttpGrid` does it, which waits for these until no more of them have come
-for three minutes.
+Checked against Flower 1.41: a SuperLink announces a reply once, before its arrays are there; a
+message is put together as `HttpGrid` does it, which waits for these until none has come for three
+minutes.
 """
 
 import json
@@ -41,7 +41,7 @@ class UnreadableReplyError(ValueError):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Makes what Flower raises in the block, of a client's bytes, an UnreadableReplyError."""
+    """Turns what Flower raises in the block about a client's bytes into an UnreadableReplyError."""
     try:
         yield
     except UNREADABLE as error:
@@ -52,8 +52,8 @@ def readable() -> Iterator[None]:
 class ReplyUpload:
     """Knows which parts of a reply have been seen at the SuperLink.
 
-    Each is asked for until it is there, and then once more where it has not been held. The head of
-    the reply, and the ids of its parts, are what the SuperLink said of it.
+    Each is asked for until it is there, and then once more if it has not been held. The head of the
+    reply and the ids of its parts are those that the SuperLink announced.
     """
 
     def __init__(self, head: MessageProto, tree: ObjectTree) -> None:
@@ -102,7 +102,7 @@ class ReplyUpload:
 
 
 def put_together(message_id: str, contents: dict[str, bytes], most: int | None) -> Message:
-    """The message of its parts by their ids, which are let go.
+    """Puts a message together from its parts by their ids, and lets these go.
 
     Args:
         most: bytes of all arrays; None: any number.

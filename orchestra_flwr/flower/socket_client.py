@@ -1,6 +1,6 @@
 """Flower's clients of a local SuperLink or SuperNode, through its socket.
 
-Checked against Flower 1.41: `ProtobufClient` has these attributes, and sends all by its `_client`.
+Checked against Flower 1.41: `ProtobufClient` has these attributes, and sends all with `_client`.
 """
 
 import ssl

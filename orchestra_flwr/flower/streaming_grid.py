@@ -37,7 +37,7 @@ class EngineStoppedError(RuntimeError):
 
 
 class OneRunGrid(Grid):
-    """A grid of one run, without what Flower's offer for several, or for earlier apps."""
+    """A grid of one run, without what Flower's grids offer for several, or for earlier apps."""
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has one run, and sends what it is given")
@@ -61,7 +61,7 @@ class StreamingGrid(OneRunGrid):
     stopped: Callable[[], str | None] = lambda: None
     _: KW_ONLY
     prepare: Callable[[Message], None] = lambda message: None  # may change each before it is sent
-    # Whether the client of a reply shall be asked once more, while no other works.
+    # Whether the client of a reply is to be asked once more, while no other works.
     retry: Callable[[Message], bool] = lambda reply: False
     poll: float = POLL_SECONDS  # between two looks for a reply
     unanswered: set[str] = field(default_factory=set, init=False)
@@ -95,7 +95,7 @@ class StreamingGrid(OneRunGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yields one reply a message, in the order of the messages.
+        """Yields one reply per message, in the order of the messages.
 
         A message without a reply when `timeout` seconds have passed since the first was sent
         gets an error reply. Only the reply that is due is pulled; later ones wait in the grid.
@@ -131,7 +131,7 @@ class StreamingGrid(OneRunGrid):
                 yield self._asked_again(message, reply, deadline)
 
     def _asked_again(self, message: Message, reply: Message, deadline: float | None) -> Message:
-        """The reply that stands: the first one, or a second one where that is wanted."""
+        """The final reply: the first one, or a second one where that is wanted."""
         if not self.retry(reply) or (deadline is not None and time.monotonic() > deadline):
             return reply
         metadata = message.metadata
@@ -166,7 +166,7 @@ class StreamingGrid(OneRunGrid):
             time.sleep(self.poll)
 
     def why_silent(self, message_id: str) -> str:
-        """Says of a message that nobody answered in time what is missing."""
+        """Says why a message was not answered in time."""
         return "no reply within federation.round_timeout"
 
     def give_up(self, message_id: str) -> None:
@@ -179,5 +179,5 @@ class StreamingGrid(OneRunGrid):
 
 
 def failure(reason: str, message: Message) -> Message:
-    """What stands for the reply that a message did not get."""
+    """An error in place of the reply that a message did not get."""
     return Message(Error(code=TIMEOUT_CODE, reason=reason), reply_to=message)

@@ -34,7 +34,7 @@ class SuperLinkControl:
         self._ca = ca
 
     def start_run(self, app: Mapping[str, bytes]) -> int:
-        """Submits an app, its files by their paths; the number of the run.
+        """Submits an app, given as files by path; returns the number of the run.
 
         Raises:
             SuperLinkError: the SuperLink did not take it.
@@ -57,7 +57,7 @@ class SuperLinkControl:
             client.StopRun(StopRunRequest(run_id=run))
 
     def register(self, keys: Mapping[str, bytes]) -> dict[str, str | None]:
-        """Registers clients' public keys (PEM) by names; what is said against each, None: nothing.
+        """Registers clients' public keys (PEM) by name; returns the objection to each, None: none.
 
         A key that the SuperLink has already counts as taken: an earlier answer may have been lost.
         Flower never takes a key a second time, not even one that was unregistered.
@@ -93,7 +93,7 @@ def _objection(client: ControlHttpClient, key: bytes) -> str | None:
 
 
 def _answer(error: httpx.HTTPStatusError) -> tuple[int, str]:
-    """Flower's code of an error, 0 where there is none, and what is said of it, in one line."""
+    """Flower's code of an error, 0 where there is none, and its text, in one line."""
     said = FlowerError.from_json(error.response.text)
     code, text = (said.code, said.message) if said else (0, str(error))
     return code, " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The server's connection to its SuperLink: what is sent is reported, what nobody needs deleted.
+"""The server's connection to its SuperLink: reports what is sent, deletes what nobody needs.
 
 Checked against Flower 1.41: `HttpGrid`, and what a SuperLink deletes when.
 """
@@ -28,10 +28,10 @@ STALLED = "its reply was not uploaded whole within federation.round_timeout"
 class SuperLinkGrid(StreamingGrid):
     """Deletes messages that no client will fetch, and replies that came too late.
 
-    A SuperLink deletes the arrays of a message when its receiver says that it has them. Those for a
-    client that was lost before, and those of a reply that the server no longer waited for, it would
-    keep in memory until the run ends: a model in each such round. A client that comes back for a
-    message without arrays gets none, and waits for the next round.
+    A SuperLink deletes the arrays of a message when its receiver says that it has them. It would
+    keep those for a client that was lost before, and those of a reply that the server no longer
+    waited for, in memory until the run ends: a model in each such round. A client that comes back
+    for a message without arrays gets none, and waits for the next round.
 
     Args:
         grid: Flower's own connection.
@@ -78,8 +78,8 @@ class SuperLinkGrid(StreamingGrid):
         fetched it gets none, and the reply of one that works on it is deleted in the next round.
 
         Args:
-            needed: how many more good replies are; asked again when those that came were yielded.
-            timeout: seconds after which nobody is waited for.
+            needed: returns how many more good replies are needed; called again after some came.
+            timeout: seconds after which no reply is waited for.
 
         Raises:
             EngineStoppedError: the engine has stopped.
@@ -142,7 +142,7 @@ class SuperLinkGrid(StreamingGrid):
         return self._superlink._runtime_client.PullObject(request)
 
     def _pulled(self, key: str) -> Message:
-        """A reply that was seen, with its arrays, of which the SuperLink keeps none."""
+        """Fetches a reply that was seen, with its arrays, which the SuperLink then deletes."""
         upload = self._uploads.pop(key)
         self.unanswered.discard(key)
         try:
@@ -160,7 +160,7 @@ class SuperLinkGrid(StreamingGrid):
         return {key: self._uploads[key].is_good for key in self._look(message_ids)}
 
     def fetch(self, key: str, message: Message) -> Message:
-        """A reply that :meth:`look` names, with its arrays; what cannot be fetched is a failure."""
+        """A reply that :meth:`look` names, with its arrays; a failure if it cannot be fetched."""
         try:
             reply = self._pulled(key)
         except UnreadableReplyError as error:
@@ -182,17 +182,17 @@ class SuperLinkGrid(StreamingGrid):
         self._given_up.add(message_id)
 
     def delete_late_replies(self) -> None:
-        """Deletes what came of messages that were given up; their arrays are not fetched."""
+        """Deletes replies to messages that were given up, without fetching their arrays."""
         if not self._given_up:
             return
         request = PullAppMessagesRequest(message_ids=self._given_up)
         for reply in self._superlink._runtime_client.PullMessages(request).messages_list:
             self._delete(reply.metadata.message_id)
-            # An error of the SuperLink itself is a reply, too: that none can arrive any more.
+            # An error of the SuperLink itself is a reply, too: it says that none will arrive.
             self._given_up.discard(reply.metadata.reply_to_message_id)
 
     def _delete(self, message_id: str) -> None:
-        """The SuperLink deletes the arrays of what the server says to have received."""
+        """Makes the SuperLink delete a message's arrays, by confirming that they were received."""
         self._superlink._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
                 node=self._superlink.node,

@@ -67,7 +67,7 @@ class ClientLedger:
                 :class:`BudgetSpentError` where all releases together would exceed it.
         """
         release.check_images(images)
-        mechanism = release.mechanism  # also without bounds: it needs a library that may be missing
+        mechanism = release.mechanism  # even without bounds: the library it needs may be missing
         bounds, k_min = self._bounds, release.min_images
         if k_min is not None and k_min < bounds.k_min:
             raise ConfigError(

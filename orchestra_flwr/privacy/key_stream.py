@@ -1,7 +1,7 @@
 """Random bits for noise that must stay secret: a ChaCha20 key stream.
 
 torch's and numpy's generators are not secret: their seeds are short, and a Mersenne Twister can be
-reconstructed from its output. **Who knows or can guess the key can subtract the noise.**
+reconstructed from its output. **Whoever knows or can guess the key can subtract the noise.**
 """
 
 import numpy as np

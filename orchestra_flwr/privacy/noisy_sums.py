@@ -3,19 +3,19 @@
 Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with
 Secure Aggregation" (ICML 2021, arXiv 2102.06387). Each client clips its update, scales it, rounds
 it at random until the norm of the integers is within a bound, and adds discrete Gaussian noise;
-the server sees the sum of all, modulo 2^32. Without their rotation, which spreads an update evenly
-so that fewer bits suffice: 32 bits hold every sum as it is.
+the server sees the sum of all, modulo 2^32. Their rotation, which spreads an update evenly so that
+fewer bits suffice, is not needed: 32 bits hold every sum as it is.
 
-**Whose noise counts.** A sum of secure aggregation has the vectors of two thirds of its clients at
-least, of whom fewer than a third may collude (:mod:`.secure_sums.cohort`). The noise of the others
-alone is what the account relies on; that of all clients is more.
+**Whose noise counts.** A sum of secure aggregation has the vectors of at least two thirds of its
+clients; fewer than a third of the clients may collude (:mod:`.secure_sums.cohort`). The accounting
+relies on the noise of the others alone; that of all clients is more.
 
-**What it costs.** A sum of discrete Gaussians is none, but so near to one that the Renyi divergence
-of order a is at most a D^2 / (2 n s^2) + t d for a change of norm D in d values and n noises of
-deviation s, with t = 10 (sum over k < n of exp(-2 pi^2 s^2 k / (k + 1))) (Proposition 14). For
-deviations of 16 and more t is below 10^-1090. So the account is that of the Gaussian mechanism.
-Exchanging one client's update for any other changes the sum by up to twice the bound. Who drops
-out is seen by the server, and not covered.
+**What it costs.** A sum of discrete Gaussians is not one, but so near to it that the Renyi
+divergence of order a is at most a D^2 / (2 n s^2) + t d for a change of norm D in d values and n
+noises of deviation s, with t = 10 (sum over k < n of exp(-2 pi^2 s^2 k / (k + 1))) (Proposition
+14). For deviations of 16 and more t is below 10^-1090. So the accounting is that of the Gaussian
+mechanism. Exchanging one client's update for any other changes the sum by up to twice the bound.
+The server sees which clients drop out; that is not covered.
 """
 
 import math
@@ -29,7 +29,7 @@ from orchestra_flwr.privacy.secure_sums.cohort import colluding, quorum
 from orchestra_flwr.privacy.updates import BLOCK, LEAST_NOISE, composed_epsilon
 
 LEAST_BITS = 4  # of the deviation of a client's noise: see above
-# Rounding keeps the norm within the bound with this probability of failure, and is tried again.
+# The largest probability that rounding exceeds the bound on the norm; then it is tried again.
 TRIED_AGAIN = 2.0**-10
 
 
@@ -55,21 +55,21 @@ class NoisySum:
 
     @property
     def _largest(self) -> float:
-        """Value of a sum; infinite where a noise is none that can be drawn."""
+        """The largest value of a sum; infinite where the noise cannot be drawn."""
         if self.bits > MOST_BITS:
             return math.inf
         return self.clients * (math.sqrt(self.bound) + FARTHEST * 2.0**self.bits)
 
     @property
     def noises(self) -> int:
-        """Of so many clients the noise is in the sum, whoever drops out or colludes."""
+        """The number of clients whose noise is in the sum, whoever drops out or colludes."""
         return quorum(self.clients) - colluding(self.clients)
 
     @property
     def bits(self) -> int:
-        """The deviation of a client's noise is 2 to the power of this.
+        """The base-2 logarithm of the deviation of a client's noise.
 
-        As small as can be with a bound so large that rounding adds less than two per cent to it.
+        As small as possible with a bound so large that rounding adds less than two per cent to it.
         """
         coarse = 8 * (math.sqrt(self.size) + 16)
         deviation = self.noise_multiplier * coarse / math.sqrt(self.noises)
@@ -81,7 +81,7 @@ class NoisySum:
         return math.floor(self.noises * (2.0**self.bits / self.noise_multiplier) ** 2)
 
     def scale(self, clip: float) -> float:
-        """By which updates of a norm of at most `clip` are multiplied.
+        """The factor by which updates of a norm of at most `clip` are multiplied.
 
         The rounded norm's square exceeds x^2 + d / 4 + c (x + sqrt(d) / 2), c^2 = 2 log(1 / p),
         for a norm of x in d values, with probability p at most (as in their Theorem 1).
@@ -89,16 +89,16 @@ class NoisySum:
         c, d = math.sqrt(2 * math.log(1 / TRIED_AGAIN)), self.size
         return (math.sqrt(c * c / 4 + self.bound - d / 4 - c * math.sqrt(d) / 2) - c / 2) / clip
 
-    @np.errstate(over="ignore", invalid="ignore")  # refused in one line
+    @np.errstate(over="ignore", invalid="ignore")  # refused below
     def rounded(self, scaled: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """(size,) int32, without bias but for the few tries that exceed the bound.
+        """Rounds at random to (size,) int32, unbiased but for the few tries that exceed the bound.
 
         Args:
             scaled: (size,) float64 of a norm of at most :meth:`scale` times the clip.
             generator: need not be secret: the bound holds whatever it draws.
 
         Raises:
-            ValueError: values that are no such thing, as a server may choose clip and model so.
+            ValueError: values that are too large: a server may choose clip and model to that end.
         """
         while True:
             integers, square = np.empty(len(scaled), np.int32), 0

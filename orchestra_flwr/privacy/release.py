@@ -25,7 +25,7 @@ class Release:
         norm_per_image: whether `max_norm` is multiplied by the client's number of images.
         may_be_empty: whether a client may send no rows, as with fewer than `min_images` images.
         first_round: in which clients contribute for the first time; 0: before anything is trained.
-        epsilon: of one differentially private release, at `delta`; None: it is not private so.
+        epsilon: of one release, at `delta`; None: releases are not differentially private.
         delta: see `epsilon`.
         made_private_by: an option that would make it private, such as "clustering=private".
         exposes: data of single images that leaves a client, with the option's key, such as "the
@@ -57,7 +57,7 @@ class Release:
         return calibrate(self.epsilon, self.delta)
 
     def empty(self) -> Contribution:
-        """Arrays without rows, of a client that may not contribute."""
+        """Arrays without rows, for a client that may not contribute."""
         return Contribution({name: torch.zeros(0, width) for name, (_, width) in self.rows.items()})
 
     def check_images(self, count: int) -> None:
@@ -69,7 +69,7 @@ class Release:
         if self.epsilon is not None and self.delta is not None and self.delta >= 1 / count:
             raise ConfigError(
                 f"privacy.delta={self.delta:g}: must be below 1 / {count} = {1 / count:.3g}, "
-                "one by the images of a client"
+                f"since a client has {count} images"
             )
 
 

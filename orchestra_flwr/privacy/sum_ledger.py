@@ -21,9 +21,9 @@ class NoisyUpdate:
 class SumLedger:
     """What a client's updates have cost, over all runs and servers, for the client as a whole.
 
-    A line is on the disk before the update is sent, so it counts also where no sum came of it, and
-    again where a round is repeated. The record is continued where it exists. `limit` is the epsilon
-    that all may cost together at `delta`; None: anything, also updates without noise.
+    A line is on the disk before the update is sent, so it counts even if no sum comes of it, and
+    again if a round is repeated. The record is continued where it exists. `limit` is the epsilon
+    that all may cost together at `delta`; None: anything, even updates without noise.
 
     Raises:
         ConfigError: the record cannot be read or is damaged.
@@ -45,7 +45,7 @@ class SumLedger:
         bound = f"this client's privacy.updates_epsilon={self._limit:g}"
         if noise_multiplier <= 0:
             raise ConfigError(
-                f"{bound} allows sums with noise alone: set privacy.secure_aggregation=true and "
+                f"{bound} allows only sums with noise: set privacy.secure_aggregation=true and "
                 "privacy.noise_multiplier at the server"
             )
         before = [entry.noise_multiplier for entry in self._record.entries]
@@ -56,7 +56,7 @@ class SumLedger:
             )
 
     def add(self, run: str, round_: int, noise_multiplier: float) -> None:
-        """Writes an update down that is about to be sent.
+        """Records an update that is about to be sent.
 
         Raises:
             OSError: it cannot be written; then nothing may be sent.

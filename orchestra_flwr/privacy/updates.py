@@ -29,7 +29,7 @@ BLOCK = 1 << 16  # values of an update that are turned into float64 at a time
 def clipped_state(received: np.ndarray, trained: np.ndarray, clip: float) -> np.ndarray:
     """The state that a client sends: its update has an L2 norm of at most `clip`.
 
-    But for rounding to float32; the server clips again in float64 (:func:`clipped_update`).
+    Up to rounding to float32; the server clips again in float64 (:func:`clipped_update`).
 
     Args:
         received: (size,) float32 state that the server sent.

@@ -78,7 +78,7 @@ def test_copies_do_not_make_an_image_different(tiny):
     copied[:] = copied[0]
     copied[3] = 255 - copied[3]
     config = tiny("federation.clients=2", "privacy.k_min=3")
-    with pytest.raises(ConfigError, match="must be at most 2, the most different images of a"):
+    with pytest.raises(ConfigError, match="must be at most 2, the largest number of different"):
         check_population(config, copies)
 
 

@@ -40,7 +40,7 @@ def test_a_delta_that_allows_to_publish_an_image_is_refused():
             PRIVATE.check_images(count)
         assert str(error.value) == (
             f"privacy.delta=0.01: must be below 1 / {count} = {1 / count:.3g}, "
-            "one by the images of a client"
+            f"since a client has {count} images"
         )
 
 

@@ -40,7 +40,7 @@ def test_less_noise_costs_more(ledger):
 
 
 def test_without_noise_there_is_no_epsilon(ledger):
-    with pytest.raises(ConfigError, match="allows sums with noise alone: set privacy.secure_aggr"):
+    with pytest.raises(ConfigError, match="allows only sums with noise: set privacy.secure_aggr"):
         ledger(1e6).check(0.0)
 
 

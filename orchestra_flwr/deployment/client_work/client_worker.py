@@ -97,7 +97,7 @@ class ClientWorker:
         self._latest: tuple[tuple[Config, str], OrchestraClient] | None = None
 
     def answer(self, request: Request) -> RecordDict | Failure:
-        """The answer to a message of this app; of an exception, the word for it."""
+        """The answer to a message of this app; for an exception, the word for it."""
         work = getattr(self, self.KINDS[request.kind])
         try:
             answer: RecordDict = work(request.content)
@@ -105,7 +105,7 @@ class ClientWorker:
             self.problem = _describe(error)
             self._report(f"failed: {self.problem}")
             return failure_of(error)
-        if work in (self.train, self.evaluate):  # a greeting sees to it by itself
+        if work in (self.train, self.evaluate):  # a greeting sets it itself
             self.problem = None
         return answer
 
@@ -116,7 +116,7 @@ class ClientWorker:
         try:
             config = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
-            # Of a sum the server learns how many images all have together, and not each.
+            # With sums the server learns how many images all clients have together, not each.
             secure = config.privacy.secure_aggregation
             greeting["images"] = config.federation.min_images if secure else count
             if FROZEN in task:
@@ -200,7 +200,7 @@ class ClientWorker:
         return f"{head} not sent: share.personal_accuracy=false"
 
     def _client(self, received: Config, run: str) -> OrchestraClient:
-        """The client of this configuration and run, the latest one where they are the same."""
+        """The client for this configuration and run; the latest one if they are the same."""
         if self._latest is None or self._latest[0] != (received, run):
             config = self._settings.for_this_machine(received)
             images = self._load(config)
@@ -224,7 +224,7 @@ class ClientWorker:
         return self._latest[1]
 
     def _prepared(self, received: Config, task: ConfigRecord) -> tuple[OrchestraClient, str]:
-        """Who trains, when its release is written down, and why nothing is released, or ""."""
+        """The client, once its release is recorded, and why nothing is released, or ""."""
         client = self._client(received, str(task.get(RUN, "")))
         self._check_records(received, client, task)
         return client, self._releases.record(received, task)
@@ -308,5 +308,5 @@ def _describe(error: Exception) -> str:
 
 
 def _cut(text: str) -> str:
-    """A text that may hold a server's; it is shown, and written to a file every few seconds."""
+    """Limits a text, perhaps a server's, that is shown and written to a file every few seconds."""
     return text if len(text) <= MAX_ERROR_TEXT else f"{text[:MAX_ERROR_TEXT]}..."

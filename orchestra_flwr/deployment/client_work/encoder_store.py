@@ -80,7 +80,7 @@ class EncoderStore:
             return False
 
     def _store(self, files: dict[str, bytes]) -> None:
-        """Writes the files beside, builds the encoder of them, and only then puts them in place."""
+        """Writes the files elsewhere, builds an encoder from them, then moves them here."""
         make_private_folder(self.folder)
         beside = self.folder / ".received"
         shutil.rmtree(beside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a client takes of a server's configuration, and what it refuses."""
+"""What a client takes from a server's configuration, and what it refuses."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def check_version(server: str) -> None:
 class ReceivedSettings:
     """Reads the configurations that servers send to one client, whose own is `config`.
 
-    What cannot be accepted is a :class:`RefusalError`; a wrong key or value is a ConfigError.
+    What it does not accept raises a :class:`RefusalError`, a wrong key or value a ConfigError.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -42,7 +42,7 @@ class ReceivedSettings:
         """The server's configuration; packages that this client does not allow are not imported.
 
         Raises:
-            RefusalError: it names packages that this client does not allow; they are not imported.
+            RefusalError: it names packages that this client does not allow.
             ConfigError: a key or a value is not allowed.
         """
         text = str(task["config"])

@@ -39,13 +39,13 @@ class ReleaseHistory:
     def missing(self, received: Config, task: ConfigRecord) -> str | None:
         """Compares the record with what the server says that it used of this client.
 
-        A server that says something wrong, or nothing, gets no more from this client for it.
+        A server that says something wrong, or nothing, gains nothing from this client by it.
 
         Returns:
             A line about a release that is not in the record; None: there is none.
 
         Raises:
-            RefusalError: one is not, so nobody knows what is left of `privacy.total_epsilon`.
+            RefusalError: there is one, so nobody knows what is left of `privacy.total_epsilon`.
         """
         release = release_of(received)
         mechanism = release.mechanism if release else None
@@ -67,13 +67,13 @@ class ReleaseHistory:
         return line
 
     def record(self, received: Config, task: ConfigRecord) -> str:
-        """Writes the round's release down before the client works on it.
+        """Records the round's release before the client works on it.
 
         Returns:
             "", or why nothing is released though it is due: then `contribute` in the task is false.
 
         Raises:
-            OSError: it cannot be written down.
+            OSError: it cannot be recorded.
         """
         release = release_of(received)
         round_ = int(task["round"])  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from orchestra_flwr.privacy.sum_ledger import SumLedger
 class Sums:
     """The sums that a client takes part in; their secrets are in its memory alone.
 
-    In `folder` are the records of its updates, and of the lists of clients that it confirmed.
+    `folder` holds the records of its updates, and of the lists of clients that it confirmed.
 
     Raises:
         ConfigError: a record cannot be read.
@@ -54,7 +54,7 @@ class Sums:
         return f"{sums}, if it follows the protocol: without {FILE} it could invent the others"
 
     def check(self, received: Config) -> None:
-        """Refuses a run whose next round would say more of this client's updates than it allows.
+        """Refuses a run whose next round would reveal more of this client's updates than it allows.
 
         Raises:
             RefusalError: names the key, and what this client allows.
@@ -74,7 +74,7 @@ class Sums:
 
         Raises:
             RefusalError: the run has no secure aggregation, or as :meth:`check`.
-            OSError: the update cannot be written down.
+            OSError: the update cannot be recorded.
             SumRefusedError: as :meth:`SecureAnswers.answer`, like other errors.
         """
         if not received.privacy.secure_aggregation:

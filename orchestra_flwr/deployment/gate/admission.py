@@ -18,7 +18,7 @@ RESERVED_FILES = 512  # for the rest of this process
 ACCEPTED_AT_ONCE = 100  # in one pass of the event loop, which is long where there is much to do
 RETRY_SECONDS = 1.0  # after a connection that could not be accepted: no file or memory is left
 
-# Makes a connection's protocol: of the peer's address, and what is called when it is closed.
+# Makes a connection's protocol from the peer's address, and from what is called at its close.
 MakeProtocol = Callable[[str, Callable[[], None]], asyncio.Protocol]
 
 
@@ -46,7 +46,7 @@ class Admission:
         asyncio.get_running_loop().add_reader(listening, self._accept)
 
     def close(self) -> None:
-        """Accepts none any more."""
+        """Stops accepting connections."""
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
@@ -115,7 +115,7 @@ class Admission:
 
 
 def peer_name(address: Sequence[object] | None) -> str:
-    """The address of a peer without its port, an IPv4 one also where the socket is IPv6."""
+    """The address of a peer without its port; an IPv4 one stays so even on an IPv6 socket."""
     return str(address[0]).removeprefix("::ffff:") if address else "a peer already gone"
 
 
@@ -131,7 +131,7 @@ def network_of(peer: str) -> str:
 
 
 def _max_connections() -> int:
-    """Makes room for the files of as many connections as a gate takes; how many of them fit."""
+    """Raises this process's limit of open files as needed; returns how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MAX_CONNECTIONS + RESERVED_FILES  # one may need another to the SuperLink
     if 0 <= soft < wanted:  # below zero: no limit

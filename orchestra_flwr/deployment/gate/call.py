@@ -50,7 +50,7 @@ class Call:
     ) -> None:
         """Answers with a small JSON object.
 
-        A stranger's rest of the request, or another one, need not be waited for.
+        A stranger has only seconds for the rest of its request, or for another one.
         """
         if stranger:
             self._connection.hurry()
@@ -74,7 +74,7 @@ class Call:
 
 
 def forwarded_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers that Flower reads: none of those belong to a single connection."""
+    """The headers that Flower reads; none of them belongs to a single connection."""
     return [
         (name, value.strip())  # httptools leaves the blanks behind a value, httpx refuses them
         for name, value in headers.items()

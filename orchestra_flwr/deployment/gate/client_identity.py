@@ -29,7 +29,7 @@ def public_key(headers: Mapping[bytes, bytes]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def fingerprint(key: bytes) -> str:
-    """The fingerprint of a key (PEM) as `ssh-keygen -l` prints it; "(unreadable)" of none."""
+    """The fingerprint of a key (PEM) as `ssh-keygen -l` prints it; "(unreadable)" if it is none."""
     try:
         return key_fingerprint(load_pem_public_key(key))
     except (ValueError, UnsupportedAlgorithm):

@@ -27,7 +27,7 @@ _TLS_RECORD = b"\x16"  # the first byte of a handshake
 
 
 class Connection(HttpToolsProtocol):
-    """Reports and ends what is no request, comes out of turn, or takes too long.
+    """Reports and ends whatever is no request, comes out of turn, or takes too long.
 
     The rest of a request that was answered early is read and dropped: where a connection is closed
     in the middle, a SuperNode tries again for ever. `ended` is called when this one is closed.
@@ -52,7 +52,7 @@ class Connection(HttpToolsProtocol):
         self._hurried = False
 
     def hurry(self) -> None:
-        """The request is a stranger's: its rest, and another one, have seconds to come."""
+        """Marks the request as a stranger's: its rest, or another one, must come within seconds."""
         self._hurried = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -107,14 +107,14 @@ class Connection(HttpToolsProtocol):
         self._limit(EXCHANGE_SECONDS, "did not end a request and take its response")
 
     def on_message_complete(self) -> None:
-        """All of the request is there."""
+        """The whole request has come."""
         super().on_message_complete()
         self._in_body = False
         if not self._is_answering:
             self._wait()
 
     def on_response_complete(self) -> None:
-        """All of the response is sent."""
+        """The whole response has been sent."""
         super().on_response_complete()
         if not self._in_body:
             self._wait()
@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
         self._limit(STRANGER_SECONDS if self._hurried else IDLE_SECONDS)
 
     def _limit(self, seconds: float, failure: str = "") -> None:
-        """Closes the connection after so many seconds, with a report where it says `failure`."""
+        """Closes the connection after so many seconds; reports `failure` if there is one."""
         if self._timer is not None:
             self._timer.cancel()
         if not self.transport.is_closing():

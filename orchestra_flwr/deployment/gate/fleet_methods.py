@@ -1,4 +1,4 @@
-"""The methods of Flower's Fleet API, and which of them are alike to the gate."""
+"""The methods of Flower's Fleet API, and which of them the gate treats alike."""
 
 SMALL = 64 * 1024
 # Every method of the Fleet API, with the most bytes of a request. A reply's object is one chunk

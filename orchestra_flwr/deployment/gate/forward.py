@@ -36,11 +36,11 @@ from orchestra_flwr.deployment.gate.waiting import Waiting
 from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
-ANEW_SECONDS = 60.0  # in which a client of an earlier start of the server connects anew
+ANEW_SECONDS = 60.0  # in which a client from before the server's restart connects again
 # A busy SuperLink need not see a request so soon after the same one. It takes a node for gone 60 s
-# after a heartbeat, and one comes in 20. That there is no message is true until one is reported.
+# after a heartbeat, and one comes every 20. That there is no message is true until one is reported.
 HEARTBEAT_SECONDS, NOTHING_SECONDS = 20.0, 60.0
-EARLIER = 5.0  # seconds: a wait ends before what the client signed is too old
+EARLIER = 5.0  # seconds by which a wait ends before the client's signature is too old
 HEALTH_SECONDS = 3.0  # for the SuperLink to answer, below the patience of those who ask
 FRESH_SECONDS = 1.0  # a SuperLink that has answered anything since is healthy
 
@@ -64,7 +64,7 @@ class Forwarder:
         self._turns = Turns()
         self._answers = RecentAnswers()
         self._refusals = refusals
-        # By key; without a list of keys, when clients come with a new one each time, the latest.
+        # By key. Without a list of keys, clients come with a new one each time: the latest then.
         self._deliveries: dict[bytes, Delivery] = {}
         self._arrived: set[bytes] = set()  # keys of the clients that the SuperLink has met
         self._first_refusal: dict[bytes, float] = {}  # of those that it has not
@@ -111,7 +111,7 @@ class Forwarder:
             await self._forward(call, await call.whole_body())
 
     async def _health(self, call: Call) -> None:
-        """Without the SuperLink nobody can take part, whatever the gate itself could answer."""
+        """Answers for the SuperLink as well, since without it nobody can take part."""
         healthy = self._upstream.seconds_silent() < FRESH_SECONDS
         with contextlib.suppress(UpstreamError, TimeoutError):
             if not healthy:
@@ -120,7 +120,7 @@ class Forwarder:
                     self._upstream.request("GET", "/health", [], _chunks()) as response,
                 ):
                     healthy = response.status == 200
-        # A client compares the time with its own: Flower refuses what is signed at another one.
+        # A client compares the time with its own: Flower refuses signatures of another time.
         content = {"version": __version__, "superlink": healthy, "time": time.time()}
         status, more = (200, {}) if healthy else (503, answers.NO_SUPERLINK)
         await call.answer(status, {**content, **more}, stranger=True)
@@ -225,10 +225,10 @@ class Forwarder:
     async def _ask(self, call: Call, body: bytes) -> tuple[UpstreamResponse, bytes] | None:
         """The SuperLink's response to a short request, and all of its body.
 
-        Both are read at once, so that no client's line makes others wait for their turn. None
-        where the SuperLink is busy or not there; the client has its answer.
+        Both are read at once, so that no client's slow line makes others wait for their turn. None
+        where the SuperLink is busy or not there; then the client has been answered.
         """
-        # Heartbeats that nobody signed have no turns of their own: while those wait, nobody comes.
+        # Unsigned heartbeats take no turns of signed ones: while these wait, no client registers.
         own = call.path != HEARTBEAT or self._names is None or is_signed(call.headers)
         try:
             async with (
@@ -253,11 +253,11 @@ class Forwarder:
     def _recent(
         self, call: Call, body: bytes, seconds: float
     ) -> tuple[UpstreamResponse, bytes] | None:
-        """What a SuperLink that is busy now answered to the same request, not longer ago."""
+        """The answer to the same request at most `seconds` ago, if the SuperLink is busy now."""
         if not (self._turns.all_taken or self.waiting.are_many):
             return None
         answered = self._answers.of(call, body, seconds)
-        # What the SuperLink does not see, it does not check.
+        # The SuperLink cannot check what it does not see.
         return answered if self._names is None or is_signed(call.headers) else None
 
     async def _forward(
@@ -316,8 +316,8 @@ class Forwarder:
     def _may_be_of_before(self, call: Call) -> bool:
         """Whether a client that the SuperLink refuses may have been connected before its start.
 
-        It gives up its connection then, and comes back by itself. What goes on for a minute is
-        something else.
+        Such a client gives up its connection, and comes back by itself. Refusals that go on for a
+        minute have another cause.
         """
         if call.key in self._arrived or not has_good_clock(call.headers):
             return False
@@ -331,7 +331,7 @@ class Forwarder:
         await call.answer(status, content, stranger=status != answers.TOO_LARGE)
 
     def _is_unknown_key(self, call: Call) -> bool:
-        """Whether nobody listed the key.
+        """Whether the key is not on the list.
 
         The SuperLink reads all of a request before it looks at its key, and it still accepts one
         that was revoked. A client that it has met, and whose key was revoked, may sign off, so that
@@ -357,7 +357,7 @@ class Forwarder:
         return f"key {fingerprint(call.key)}" if name is None else f"client {name}"
 
     def _why(self, call: Call, status: int) -> str:
-        """Why SuperLink refused a client, in words: its answers name no reason."""
+        """Why the SuperLink refused a client, in words: its answers name no reason."""
         who = self._who(call)
         ahead = clock_error(call.headers)
         if status == 401 and not has_good_clock(call.headers):

@@ -1,8 +1,8 @@
-"""The gate: the only thing of a server that listens on the network.
+"""The gate: the only part of a server that listens on the network.
 
 Flower's SuperLink serves its Fleet API (clients, every request signed), its Control API (start
 any code; not authenticated) and its Runtime API (hand out the server's work; not authenticated)
-at one place. So that is a socket that its owner alone can reach, and the gate passes the Fleet API
+at one address. So that is a socket that only its owner can reach, and the gate passes the Fleet API
 on to it.
 """
 
@@ -68,7 +68,7 @@ class Gate:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listens when it returns.
+        """Starts the gate, which listens when this returns.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -139,7 +139,7 @@ class Gate:
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """As asyncio, but for a race of anyio 4.16 that changes nothing.
+    """As asyncio, except for a harmless race in anyio 4.16.
 
     A wait at a Unix socket whose time is over is cancelled; if the socket becomes readable before
     its callback is removed, that sets the result of a future that is cancelled already (as in

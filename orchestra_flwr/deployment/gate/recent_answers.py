@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestra_flwr.deployment.gate.call import Call
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
 
-MOST = 8192  # answers, two of a client: what clients send must not fill the memory
+MOST = 8192  # answers, two per client: what clients send must not fill the memory
 LONGEST = 1024  # bytes of one: larger ones are messages, which are given once
 
 Answer = tuple[UpstreamResponse, bytes]
@@ -33,7 +33,7 @@ class RecentAnswers:
         self._answers: OrderedDict[bytes, tuple[float, Answer]] = OrderedDict()
 
     def keep(self, call: Call, body: bytes, answer: Answer) -> None:
-        """Remembers an answer; one that is too long makes an earlier one forgotten."""
+        """Remembers an answer in place of an earlier one, unless it is too long."""
         request = _digest(call, body)
         self._answers.pop(request, None)
         if len(answer[1]) <= LONGEST:

@@ -1,9 +1,9 @@
-"""In what order requests come to the SuperLink where there are more than it can answer at once.
+"""The order in which requests reach the SuperLink, if there are more than it can answer at once.
 
 A SuperLink that a thousand clients ask at once answers none of them in time, nor the server's own
-app: each request that was given up is sent again. So few are under way at a time, and the others
-wait at the gate, where that costs nothing. Clients that are connected do not wait for those that
-still come, nor their heartbeats for anything else.
+app: each request that was given up is sent again. So only a few are under way at a time, and the
+others wait at the gate, where that costs nothing. Connected clients do not wait for those that
+still register, nor do heartbeats wait for anything else.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from orchestra_flwr.deployment.gate.fleet_methods import HEARTBEAT, REGISTRATION
 
 UNDER_WAY = 8  # at once: a SuperLink is one thread of Python, and its app comes in between
 COMING = 2  # of these, of clients that register
-HEARTBEATS = 8  # beside these: who is connected stays so, whatever else there is to do
+HEARTBEATS = 8  # beside these: a connected client stays so, whatever else there is to do
 WAIT_SECONDS = 8.0
-PAUSE_SECONDS = 0.05  # while heartbeats wait, nobody comes
-LONG_WAIT_SECONDS = 20.0  # for heartbeats, and before the other; a SuperNode gives up after 30
+PAUSE_SECONDS = 0.05  # between two looks: no client registers while heartbeats wait
+LONG_WAIT_SECONDS = 20.0  # for heartbeats and registrations; a SuperNode gives up after 30
 
 
 class BusyError(Exception):
-    """There was no turn in time; the client comes again by itself, at a time that it draws."""
+    """There was no turn in time; the client tries again by itself, at a random time."""
 
 
 class Turns:
@@ -41,11 +41,11 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, path: str, client: bytes = b"") -> AsyncIterator[None]:
-        """Waits for a turn, which the block has.
+        """Waits for a turn, and holds it during the block.
 
         Args:
             path: of the request.
-            client: its key, of whose heartbeats one at a time has a turn; empty: not known.
+            client: its key; only one heartbeat of a key has a turn at a time; empty: not known.
 
         Raises:
             BusyError: there was none in time.

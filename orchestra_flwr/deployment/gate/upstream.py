@@ -99,7 +99,7 @@ class Upstream:
             await self._idle.pop()[1].aclose()
 
     async def _connection(self) -> httpx.AsyncHTTPTransport:
-        """One that is not in use, at best open since its last request."""
+        """A connection that is not in use, if possible one still open since its last request."""
         now = asyncio.get_running_loop().time()
         while self._idle and self._idle[0][0] < now - IDLE_SECONDS:
             await self._idle.popleft()[1].aclose()

@@ -2,8 +2,8 @@
 
 A SuperNode that gets no message sleeps for 3 seconds before it asks again. So the gate does not
 answer at once that there is none: it asks the SuperLink again when a message was sent to that node
-(:meth:`Waiting.wake`), and every few seconds in case that was not reported. For very many clients
-these become more seconds, so that they are not what keeps the SuperLink busy.
+(:meth:`Waiting.wake`), and every few seconds in case that was not reported. With very many clients
+it asks less often, so that these requests are not what keeps the SuperLink busy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.types import Message
 WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
 POLLS_A_SECOND = 5  # of all clients together
-MANY = 100  # so many clients that wait keep a SuperLink busy by their questions alone
+MANY = 100  # so many clients that wait keep a SuperLink busy by their polls alone
 MOST_MISSED = 8192  # nodes; one that was forgotten gets its message a minute later at most
-GAP_SECONDS = 5.0  # after a request, in which the next one of a client that stays has come
+GAP_SECONDS = 5.0  # after a request, within which a client that stays has sent the next
 
 
 class Waiting:
@@ -59,7 +59,7 @@ class Waiting:
         return node in self._missed
 
     def close(self) -> None:
-        """Nobody waits any longer: every request is answered."""
+        """Ends all waits: every request is answered."""
         self._closed = True
         for waiter in self._waiters.values():
             waiter.end()
@@ -139,10 +139,10 @@ class Waiter:
         self._awake.set()
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the wait for good."""
         self._end = 0.0
         self.wake()
 
     def leave(self) -> None:
-        """The request was answered."""
+        """Stops watching for the client's end: the request was answered."""
         self._gone.cancel()

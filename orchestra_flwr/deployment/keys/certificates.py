@@ -72,7 +72,7 @@ class Dated:
 
 
 def load_authorities(path: Path, remedy: str) -> list[Dated]:
-    """The valid authorities that ca.crt trusts: two while one takes the place of the other.
+    """The valid authorities that ca.crt trusts: two while one replaces the other.
 
     Raises:
         ConfigError: missing or damaged, or all have expired or are not yet valid.

@@ -31,7 +31,7 @@ from orchestra_flwr.fingerprints import fingerprint_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 NAME_RULE = "1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', the first a letter or a digit"
-# What of OpenSSH's key types Flower accepts: the NIST curves.
+# The key types of OpenSSH that Flower accepts: the NIST curves.
 KEY_TYPES = ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")
 
 
@@ -160,11 +160,11 @@ def client_files(folder: Path) -> ClientFiles:
 def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[NewFile]]:
     """A new key pair for `folder`, not yet written; its name is the comment of the public key.
 
-    Without `name` it is made of the key: unique, and it stays. It says nothing of the machine,
-    since the server and its log get to see it.
+    Without `name` it is derived from the key: unique and permanent. It says nothing of the
+    machine, since it appears at the server and in its log.
 
     Raises:
-        ConfigError: the folder holds a key already, or the name is none.
+        ConfigError: the folder holds a key already, or the name is not valid.
     """
     if name is not None:
         check_name(name)

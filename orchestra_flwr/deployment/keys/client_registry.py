@@ -66,7 +66,7 @@ class RegisteredNames:
 
 
 def stamp_of(folder: Path) -> object:
-    """Changes whenever the list does."""
+    """A value that changes whenever the list does."""
     try:
         with os.scandir(folder / "clients") as entries:
             return sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
@@ -78,7 +78,7 @@ def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
     """The file that registers `key` as `name`: none where it is registered so already.
 
     Raises:
-        ConfigError: the name is none or another key's, or the key has another name.
+        ConfigError: the name is not valid or another key's, or the key has another name.
     """
     path = path_of(folder, name)
     clients = registered(folder)
@@ -111,5 +111,5 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of a client, whose time is its registration's."""
+    """The file of a client, whose modification time is that of the registration."""
     return folder / "clients" / f"{check_name(name)}.pub"

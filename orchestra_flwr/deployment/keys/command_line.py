@@ -21,8 +21,8 @@ Makes and manages the certificates and keys of a federation on separate machines
   at the server     register key=client.pub
 
 server    makes the certificate authority (ca.crt, ca.key) and the server's certificate and key
-          (server.crt, server.key). An authority that is there is kept, and so is the server's key:
-          then the certificate alone is made anew. For a new server key, delete server.key first.
+          (server.crt, server.key). An existing authority is kept, and so is the server's key: then
+          only the certificate is made anew. For a new server key, delete server.key first.
   host=    host names or IP addresses that clients dial, such as fl.example.org,10.0.0.5; localhost
            is always added; without it the hosts of the present certificate are kept
   client=  names of clients, such as a,b: also makes bundles/NAME with all that each needs, and
@@ -50,7 +50,7 @@ peers     makes peers.pem, the keys of all that are registered, for every client
 
   folder=  of certificates and keys, of every command (security)
 
-A running server takes up by itself who is registered and who is revoked.
+A running server notices by itself who is registered and who is revoked.
 
 Exit code 0: done, 2: an error, and nothing was written, 130 or 143: stopped, nothing was written.
 """

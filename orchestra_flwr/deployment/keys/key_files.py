@@ -68,8 +68,8 @@ def warn_if_open(path: Path) -> None:
 def write_all(files: Iterable[NewFile]) -> None:
     """Writes all files, each in one step, or none; makes folders (for their owner alone).
 
-    All bytes are on the disk before the first file gets its name, so that a full disk is found
-    out in time. A file with `replace` comes last in `files`: it cannot be taken back.
+    All bytes are on the disk before the first file gets its name, so that a full disk is noticed
+    in time. A file with `replace` comes last in `files`: it cannot be taken back.
 
     Raises:
         OSError: names the file; a FileExistsError where one is there and has no `replace`.

@@ -1,9 +1,9 @@
 """The registered keys of all clients, which each has in its folder as ``peers.pem``.
 
-With it a client knows in secure aggregation that the others are no inventions of the server. The
-file is made where clients are registered, and brought to them as ``ca.crt`` is: not by a server
-while it runs, which is the one that it guards against. Without it a client can only trust that the
-server follows the protocol.
+With it a client knows, in secure aggregation, that the server did not invent the others. The file
+is made where clients are registered, and brought to them as ``ca.crt`` is, but not by the running
+server, against which it guards. Without it a client can only trust that the server follows the
+protocol.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Signatures:
     sign: Callable[[bytes], bytes] | None = None  # by its registered key
     # Whether the client of a name signed some bytes; None: there is no ``peers.pem``.
     verify: Callable[[str, bytes, bytes], bool] | None = None
-    peers: int = 0  # that stand in it
+    peers: int = 0  # how many keys it holds
 
 
 NO_SIGNATURES = Signatures()  # of a client without keys
 
 
 def signatures(files: ClientFiles) -> Signatures:
-    """Those of a client with these files.
+    """The signatures of a client with these files.
 
     Raises:
         ConfigError: ``peers.pem`` is damaged, or does not hold this client's own key.

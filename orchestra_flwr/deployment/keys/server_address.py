@@ -4,7 +4,7 @@ import re
 
 
 def host_of(server: str) -> str:
-    """The host in HOST:PORT, of an IPv6 address without brackets.
+    """The host in HOST:PORT; an IPv6 address comes without its brackets.
 
     Raises:
         ValueError: this is no such address; says what is wrong with it.

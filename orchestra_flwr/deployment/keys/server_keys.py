@@ -50,7 +50,7 @@ class ServerFiles:
 
     @classmethod
     def of(cls, folder: Path) -> ServerFiles:
-        """The files' places, whether they are there or not."""
+        """The files' paths, whether they exist or not."""
         return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
 
 
@@ -69,7 +69,7 @@ def server_files(folder: Path) -> ServerFiles:
 
     Raises:
         ConfigError: a file is missing, unreadable, expired or not yet valid, they do not belong
-            together, or the certificate is not for this machine, too; says what to do.
+            together, or the certificate does not cover this machine as well; says what to do.
     """
     files = ServerFiles.of(folder)
     remedy = f"make it with: {COMMAND} server folder={quoted(folder)} host=HOST"

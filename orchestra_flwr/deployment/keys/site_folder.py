@@ -18,7 +18,7 @@ state=state
 security=security
 """
 NO_IMAGES = "# data.root=/folder/of/images"
-FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # zips know no earlier one; the same folder is the same zip
+FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # zips have no earlier one; equal folders make equal zips
 
 
 def site_files(
@@ -34,7 +34,7 @@ def site_files(
         images, wheel, zipped: as of the command.
 
     Raises:
-        ConfigError: the name is none, images are no single line, or the wheel cannot be read.
+        ConfigError: the name is not valid, images is not one line, or the wheel cannot be read.
         FileExistsError: the site is there already; names it.
     """
     check_name(name)

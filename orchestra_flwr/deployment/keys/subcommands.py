@@ -66,7 +66,7 @@ class Options(Section):
 
 
 class ServerOptions(Options):
-    """Of `server`."""
+    """Options of `server`."""
 
     host: Several = ()
     client: Several = ()
@@ -74,25 +74,25 @@ class ServerOptions(Options):
 
 
 class ClientOptions(Options):
-    """Of `client`."""
+    """Options of `client`."""
 
     name: str | None = None
 
 
 class RegisterOptions(ClientOptions):
-    """Of `register`."""
+    """Options of `register`."""
 
     key: str
 
 
 class RevokeOptions(Options):
-    """Of `revoke`."""
+    """Options of `revoke`."""
 
     name: str
 
 
 class SiteOptions(Options):
-    """Of `site`."""
+    """Options of `site`."""
 
     server: str
     name: str | None = None
@@ -273,7 +273,7 @@ def _print_server(folder: Path, plan: ServerPlan, names: Sequence[str]) -> None:
     if plan.authority_existed:
         print("- restart the server, which reads its certificate when it starts")
     else:
-        print(f"- keep {folder}/ca.key secret and safe: who has it can pose as the server")
+        print(f"- keep {folder}/ca.key secret and safe: whoever has it can pose as the server")
     if names:
         print(
             f"- copy each folder in {folder}/bundles to its client's machine, as its security "
@@ -293,7 +293,7 @@ def _existing(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"folder={folder}: no such folder (`server` makes it)")
     if (folder / "client.key").exists() and not (folder / "server.crt").exists():
-        raise ConfigError(f"folder={folder}: a client's, its list is in the server's folder")
+        raise ConfigError(f"folder={folder}: is a client's, the list is in the server's folder")
     return folder
 
 

@@ -18,7 +18,7 @@ NO_PROXY = ("no_proxy", "NO_PROXY")  # variables: hosts to which no proxy leads,
 STOP_SECONDS = 10.0
 LOG_BYTES = 2_000_000
 # Linux ends the child when its parent has ended, in whatever way; elsewhere a killed parent
-# leaves it running. The child's own code cannot be asked: it is Flower's.
+# leaves it running. The child's own code cannot do it: it is Flower's.
 _BOUND = """
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
@@ -36,10 +36,10 @@ class Child:
     Args:
         command: its name is looked up beside this Python first, where Flower's programs are.
         environment: variables beside those of this process.
-        log: the file, to which it is appended behind a line with the time; it grows to a few
+        log: the file to which output is appended, after a line with the time; it grows to a few
             megabytes.
         on_line: takes every line of output.
-        inherited: file descriptors that it has as well, under the same numbers.
+        inherited: file descriptors that it inherits, under the same numbers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Child:
             text=True,
             errors="replace",
             pass_fds=inherited,
-            start_new_session=True,  # a person's Ctrl-C reaches this process alone, which ends it
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the child
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -76,7 +76,7 @@ class Child:
 
     @property
     def progress(self) -> tuple[int, str]:
-        """Differs as long as it writes lines or, on Linux, uses the processor."""
+        """A value that changes as long as it writes lines or, on Linux, uses the processor."""
         used = ""
         with suppress(OSError):
             status = Path(f"/proc/{self.pid}/stat").read_text()
@@ -89,13 +89,13 @@ class Child:
         return self._process.poll()
 
     def tail(self) -> list[str]:
-        """The last lines of its output; all there are once it has ended."""
+        """The last lines of its output; complete once it has ended."""
         if self.returncode is not None:
             self._reader.join(timeout=2)
         return list(self._tail)
 
     def stop(self) -> None:
-        """Asks it to end, and makes it after ten seconds."""
+        """Asks it to end, and kills it after ten seconds."""
         if self.returncode is None:
             self._process.terminate()
             try:
@@ -120,13 +120,13 @@ class Child:
 
 
 class _PrivateLog(RotatingFileHandler):
-    """For its owner alone: addresses and names of others stand in it.
+    """A log that only its owner may read: it holds addresses and names of others.
 
     On a full disk the program goes on without its log, and without a traceback for every line.
     """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Nothing."""
+        """Ignores the error."""
 
     def close(self) -> None:
         """As usual, but what cannot be written is lost."""
@@ -143,7 +143,7 @@ class _PrivateLog(RotatingFileHandler):
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment for Flower's programs: found first, and quiet.
+    """This process's environment, in which Flower's programs are found first and are quiet.
 
     They talk to this machine and to the server's gate alone, and no proxy leads there: one that the
     environment names is for the internet, and does not know what listens on 127.0.0.1.
@@ -162,9 +162,9 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_command(function: str, *arguments: str) -> list[str]:
-    """Runs a function of this package, as `package.module:name`, with the arguments in `sys.argv`.
+    """A command that runs `package.module:name` of this package, with arguments in `sys.argv`.
 
-    The package may lie in a checkout that is not installed; nothing else of its folder is found
+    The package may lie in a checkout that is not installed; nothing else in its folder is found
     before what is installed.
     """
     module, _, name = function.partition(":")

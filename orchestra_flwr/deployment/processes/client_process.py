@@ -32,7 +32,7 @@ from orchestra_flwr.flower.deployed_app import APP
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 
 POLL_SECONDS = 0.1
-NAME_FILE = "name"  # in `state`, of a client that nobody gave a name
+NAME_FILE = "name"  # in `state`, for a client that was given no name
 
 
 def run_client(config: ClientConfig) -> None:
@@ -95,7 +95,7 @@ def run_client(config: ClientConfig) -> None:
 def _serve(
     socket: Path, worker: ClientWorker, report: Callable[[str], None], status: ClientStatus
 ) -> None:
-    """Answers what a SuperNode has, until that ends."""
+    """Answers the messages of a SuperNode until it ends."""
     tasks = ClientTasks(socket)
     refused: int | None = None  # the foreign run that was reported last
     try:
@@ -117,13 +117,13 @@ def _serve(
             except TaskError as error:
                 report(as_shown(str(error)))
     except NodeLostError:
-        pass  # who runs the SuperNode says why
+        pass  # `Supernode` reports why
     finally:
         tasks.close()
 
 
 def _foreign(request: Request) -> str | None:
-    """What is said of a message that asks for another app's work; None: it asks for ours."""
+    """A line about a message that asks for another app's work; None: it asks for ours."""
     if request.app == APP and request.kind in ClientWorker.KINDS:
         return None
     return (
@@ -141,7 +141,7 @@ def _name(config: ClientConfig, keys: ClientFiles | None) -> str:
     if config.name is not None:
         return config.name
     file = Path(config.state) / NAME_FILE
-    if file.is_dir():  # of a client that is called so, from an earlier version
+    if file.is_dir():  # of a client with this very name, from an earlier version
         file = file.with_name(f".{NAME_FILE}")
     try:
         if not file.is_file():
@@ -160,7 +160,7 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
     """This client's folder below `state`, for one process at a time."""
     folder = Path(config.state) / name
     if name == NAME_FILE and not folder.is_dir():
-        folder = folder.with_name(f"%{name}")  # which no client is called
+        folder = folder.with_name(f"%{name}")  # a name that no client can have
     with ExitStack() as stack:
         try:
             make_private_folder(folder)

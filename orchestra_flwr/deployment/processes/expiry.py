@@ -1,4 +1,4 @@
-"""Says in time that a certificate is going to expire, however long a process runs."""
+"""Warns in time that a certificate is going to expire, however long a process runs."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -29,9 +29,9 @@ from orchestra_flwr.reporting import RunFolder, make_progress
 
 POLL_SECONDS = 1.0
 LAST_WORDS_SECONDS = 60.0
-LATE_SECONDS = 60.0  # at least, in which clients that came late are met and take the encoder
-AGAIN_SECONDS = 3600.0  # after which who still has no encoder is offered it again
-FULL = 2**24  # bytes: a disk with less is why a run failed, and the next one would fail as well
+LATE_SECONDS = 60.0  # at least, for late clients to be met and take the encoder
+AGAIN_SECONDS = 3600.0  # after which a client that still has no encoder is offered it again
+FULL = 2**24  # bytes: a disk with less is why a run failed, and the next one would as well
 
 
 def serve_queue(config: ServerConfig) -> None:
@@ -40,8 +40,8 @@ def serve_queue(config: ServerConfig) -> None:
     Raises:
         ConfigError: another server has the queue, or others may write to it; keys or an address
             that cannot be used.
-        FederationError: the SuperLink ended, or the disk is full; the run that it was in goes on
-            with the next start.
+        FederationError: the SuperLink ended, or the disk is full; the current run goes on with the
+            next start.
         OSError: the queue cannot be written.
     """
     queue, say = RunQueue(at_home(str(config.queue))), reporter(config.logging.format)
@@ -133,10 +133,10 @@ class _QueueServer:
             progress.finished(summary, run.folder)
 
     def _deliver_late(self) -> bool:
-        """Sends the latest encoder to clients that the run has not met; whether it was tried.
+        """Sends the latest encoder to clients that its run has not met; returns whether it tried.
 
-        They were away, or are new. The run itself does it, which is resumed at its end. A client
-        that did not get it then, as one whose network failed again, is offered it again after
+        They were away, or are new. The finished run is resumed to do it. A client that does not get
+        the encoder then, for example because its network failed again, is offered it again after
         `AGAIN_SECONDS`.
         """
         run = next((run for run in reversed(self._queue.runs()) if run.state == DONE), None)
@@ -158,7 +158,7 @@ class _QueueServer:
             share = config.share.model_copy(update={"wait": wait})
             config = config.model_copy(update={"share": share})
             self._serve(run, config, self._has_work, shows_summary=False)
-        except RunCancelledError as why:  # that one may fail: then this is still the latest one
+        except RunCancelledError as why:  # the new run may fail: then this is still the latest one
             offers = {}
             self._say(f"run {run.name}: its encoder was not sent to all: {why}")
         except Exception as error:

@@ -12,7 +12,7 @@ from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.flower.fleet import MAX_CLOCK_DIFFERENCE
 
 TIMEOUT = 10.0
-MAX_ANSWER = 4096  # bytes that are read of it: what a server says has some hundred
+MAX_ANSWER = 4096  # bytes that are read of an answer; a server's has some hundred
 
 
 class UnreachableError(ConnectionError):
@@ -60,7 +60,7 @@ def clock_difference(ahead: float, server: str) -> str:
 
 
 def _get(server: str, ca: Path | None) -> tuple[int, bytes]:
-    """The status of the answer, and as much of it as is read, in any encoding, and in time."""
+    """The status of the answer, and its first raw bytes, as far as they come in time."""
     url = f"{'http' if ca is None else 'https'}://{server}/health"
     trusted: ssl.SSLContext | bool = True
     if ca is not None:
@@ -81,7 +81,7 @@ def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
         reason = text.partition("failed: ")[2].partition(" (_ssl")[0] or text
         return _distrusted(reason, server, ca)
     if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
-        return f"{server} speaks plain text and this client TLS: one of both is set up otherwise"
+        return f"{server} speaks plain text and this client TLS: set up both in the same way"
     if ca is None and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return (
             f"{server} does not speak plain text: leave out insecure=true and put its ca.crt "

@@ -85,7 +85,7 @@ class Roster:
             thread.join()
 
     def _read(self, folder: Path) -> list[str]:
-        """Reads the folder, and registers at the SuperLink what is new; what went wrong."""
+        """Reads the folder, and registers new keys at the SuperLink; returns what went wrong."""
         clients = registered(folder)
         self._listed = {key.pem: name for name, key in clients.items()}
         self._admit()  # a client that was revoked does not wait for the others' registration

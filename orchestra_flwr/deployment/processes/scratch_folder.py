@@ -21,10 +21,10 @@ MAX_PATH = 107 if sys.platform == "linux" else 103  # bytes that a socket's path
 def scratch_folder() -> Iterator[Path]:
     """A new folder below the system's temporary one, which only its owner may enter.
 
-    Its path is short, because sockets lie in it, and says nothing about this machine. The folder
-    goes with the block. The system lets go of its lock however a process ends, so that folders of
-    processes that were killed are found, and removed here first. The lock is on the folder itself,
-    since then systemd-tmpfiles, which removes what nobody touched for days, leaves it alone.
+    Its path is short, because sockets lie in it, and says nothing about this machine. The folder is
+    removed with the block. The system releases its lock however a process ends, so that folders of
+    killed processes are found; they are removed here first. The lock is on the folder itself, since
+    then systemd-tmpfiles, which removes what nobody touched for days, leaves it alone.
 
     Raises:
         OSError: it cannot be made.
@@ -62,8 +62,8 @@ def check_room_for(socket: str) -> None:
 def flower_folders(scratch: Path) -> dict[str, str]:
     """Environment variables that keep the files of Flower's programs in a scratch folder.
 
-    They would outlive the programs elsewhere. Besides, a path of the user's home could become part
-    of an error that Flower sends.
+    Elsewhere the files would outlive the programs. Besides, a path of the user's home could become
+    part of an error that Flower sends.
     """
     return {"FLWR_HOME": str(scratch / "flwr"), "TMPDIR": str(scratch)}
 

@@ -47,14 +47,14 @@ def serve(
     station: Station | None = None,
     cancelled: Callable[[], str] = lambda: "",
 ) -> dict[str, Any]:
-    """Runs or resumes a federation with the clients that connect; its summary.
+    """Runs or resumes a federation with the clients that connect; returns its summary.
 
     Args:
         config: the server's configuration.
         folder: the run's folder.
         progress: what a person sees.
         station: an open server; None: one is opened for this run alone.
-        cancelled: why the run is to end, "" if it is not; asked every second.
+        cancelled: returns why the run is to end, or ""; called every second.
 
     Raises:
         ConfigError: keys that are missing or wrong, or an address that cannot be used.
@@ -94,7 +94,7 @@ def serve(
 
 
 def check(config: ServerConfig) -> None:
-    """Both checks, before anything is written; raises what they raise."""
+    """Runs both checks, before anything is written; raises what they raise."""
     check_server(config)
     check_run(config)
 
@@ -159,7 +159,7 @@ def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dic
 
 
 def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Child, Channel]:
-    """Starts the federation's process, which ends with the stack; also its channel."""
+    """Starts the federation's process, which ends with the stack; returns its channel as well."""
     ours, theirs = Pipe()
     # The folder stays locked until the app has ended as well.
     lock = [] if folder.lock is None else [folder.lock.fileno()]
@@ -189,7 +189,7 @@ def _follow(
         while True:
             ready = channel.ready(POLL_SECONDS)
             if not ready or time.monotonic() - looked >= POLL_SECONDS:
-                looked = time.monotonic()  # also where one event follows the other for hours
+                looked = time.monotonic()  # even if events follow one another for hours
                 check_alive(station.link)
                 if why := cancelled():
                     raise RunCancelledError(why)
@@ -213,7 +213,7 @@ def _pass_on(
     progress: tuple[Progress, FederationStatus],
     audit: AuditLog,
 ) -> None:
-    """What the server's app reports, to all whom it concerns."""
+    """Passes on what the server's app reports to all whom it concerns."""
     if event["event"] == "sent":
         gate.wake(event["node"])
     elif event["event"] == "member":

@@ -1,4 +1,4 @@
-"""What of a server outlives its runs: the gate, the SuperLink behind it, and who may come in."""
+"""The part of a server that outlives its runs: gate, SuperLink, and the list of clients."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -30,12 +30,12 @@ class Station:
     scratch: Path  # its temporary folder
     keys: ServerFiles | None  # None: plain text
     link: Child  # the SuperLink
-    control: SuperLinkControl  # what it does
+    control: SuperLinkControl  # of the SuperLink
     gate: Gate  # its open port
     names: Callable[[], Mapping[bytes, str | None]]  # of registered clients, by their public keys
     idle: IdleStatus  # what is shown where the server can be watched, between runs
     status: FederationStatus
-    report: Callable[[str], None]  # of clients and the SuperLink; each run sets its own
+    report: Callable[[str], None]  # takes lines about clients and SuperLink; each run sets its own
 
     @property
     def connected(self) -> list[str | None]:

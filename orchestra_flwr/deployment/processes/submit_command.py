@@ -25,8 +25,8 @@ def submit(flags: Flags) -> None:
     queue = RunQueue(at_home(words["queue"]))
     if not queue.folder.exists():
         raise ConfigError(
-            f"queue={queue.folder}: no such folder; a server makes it, which is started with "
-            f"queue={queue.folder}"
+            f"queue={queue.folder}: no such folder; a server that is started with "
+            f"queue={queue.folder} makes it"
         )
     run = [line for line in flags.overrides if not line.startswith((QUEUE, CANCEL))]
     if LIST not in flags and "cancel" not in words:

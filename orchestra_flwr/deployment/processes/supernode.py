@@ -23,22 +23,22 @@ from orchestra_flwr.flower.socket_server import clock, socket_server_command
 
 FIRST_WAIT, MAX_WAIT = 2.0, 30.0  # seconds between attempts; doubled until the longest
 ALIVE_SECONDS, POLL_SECONDS = 5.0, 0.1
-# Requests are signed with a time so long ago, so that no clock that runs fast gets ahead of the
+# Requests are signed with a time so long ago that no clock that runs fast gets ahead of the
 # server's by more than Flower allows.
 SIGNED_AGO = 60.0
-SOCKET = "node"  # and a number: its name in the temporary folder
+SOCKET = "node"  # with a number: its name in the temporary folder
 NOT_ACTIVATED = "[code: 2004]"  # what Flower says to a key that it does not let in
-UNREGISTERED = "This key is not registered."  # behind it, where the server's own gate said so
-# What Flower says before it gives up for good, though its process stays for a while or for ever: a
-# connection that ends while TLS is set up is enough, as of a server behind a proxy that is started
-# again; and a server that no longer takes the key, or was started anew and knows no such node.
+UNREGISTERED = "This key is not registered."  # follows it where the server's own gate said so
+# What Flower says before it gives up for good, though its process stays for a while or for ever. A
+# connection that ends in the TLS handshake is enough, as when a server behind a proxy restarts; so
+# is a server that no longer accepts the key, or that has restarted and knows no such node.
 GAVE_UP = ("SSL/TLS handshake error detected", "SuperNode terminated gracefully")
 FAILED, SUCCEEDED = "Connection attempt failed", "Connection successful"
-FAILURES = 3  # in a row, from which on it is said: one alone is mended within a second
+FAILURES = 3  # in a row, before it is reported: a single one is over within a second
 
 
 def show_health(folder: Path, problem: str | None) -> None:
-    """Shows a health check a file `alive`, or a file `problem` that says what is wrong.
+    """Leaves a file `alive` for a health check, or a file `problem` that says what is wrong.
 
     A client that is connected but refuses the run, or fails in it, is not well.
     """
@@ -55,8 +55,8 @@ def show_health(folder: Path, problem: str | None) -> None:
 class Supernode:
     """Connects a client to its server, in its own thread.
 
-    A server that cannot be reached, a key that it does not know yet: nothing of that ends a client
-    in the field. It says what is wrong, once, and tries again.
+    Neither a server that cannot be reached nor a key that it does not know yet ends a client in the
+    field. It says what is wrong, once, and tries again.
 
     Attributes:
         socket: where the SuperNode hands out messages; None: it is not connected.
@@ -117,12 +117,12 @@ class Supernode:
                 return
             self._say(problem)
             show_health(self._folder, problem)
-            # A thousand clients of a server that is back do not all come at the same moment.
+            # A thousand clients must not all come at the moment at which a server is back.
             self._stopping.wait(wait * random.uniform(0.5, 1))  # noqa: S311 (no secret)
             wait = min(2 * wait, MAX_WAIT)
 
     def _connect(self) -> str:
-        """Runs a SuperNode until it ends, gives up, or this client stops; what went wrong."""
+        """Runs a SuperNode until it ends, gives up, or is stopped; returns what went wrong."""
         self._connected = self._gave_up = False
         self._failures = 0
         try:

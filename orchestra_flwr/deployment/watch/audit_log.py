@@ -1,8 +1,8 @@
 """The audit log of a run: who joined, was refused, revoked or left, and what was released.
 
 Each line holds the SHA-256 of itself and of the line before it, so that none can be changed,
-removed or moved unnoticed by somebody who cannot write the whole rest anew. Whoever can, is noticed
-by the last digest, if it was written down elsewhere.
+removed or moved unnoticed by somebody who cannot write the whole rest anew. Whoever can is noticed
+by the last digest, if that was recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # orchestra-top, which reads logs, does without PyTorch
     from orchestra_flwr.reporting import RunFolder
 
 FILE = "audit.jsonl"
-END = "audit.end"  # number of lines and the last digest: what was cut off at the end is missed
+END = "audit.end"  # number of lines and the last digest: shows what was cut off at the end
 DIGEST = "sha256"
 CHANGED = "changed"  # the event of a server that found its log changed
 HOUR = 3600.0  # seconds
@@ -37,9 +37,9 @@ class AuditError(ValueError):
 
 
 class AuditLog:
-    """Appends to a run's `audit.jsonl`, also to one that is there; used from several threads.
+    """Appends to a run's `audit.jsonl`, new or not; used from several threads.
 
-    Of a log that cannot be written a line is reported, and the run goes on.
+    If the log cannot be written, a line is reported, and the run goes on.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
@@ -92,7 +92,7 @@ class AuditLog:
         self.add("ended", why="done")
 
     def overhearing(self, report: Callable[[str], None]) -> Callable[[str], None]:
-        """What passes on lines of gate and roster, and notes who is listed or turned away."""
+        """A function that passes on gate's and roster's lines, noting who is listed or refused."""
 
         def overheard(line: str) -> None:
             report(line)
@@ -115,7 +115,7 @@ class AuditLog:
 
 
 def check_audit(folder: Path) -> tuple[int, str]:
-    """Checks all lines of a log, also while it is written; their number and the last digest.
+    """Checks all lines of a log, even while it is written; returns their number and last digest.
 
     Raises:
         AuditError: a line was changed, removed or moved, or there is no log.
@@ -126,10 +126,10 @@ def check_audit(folder: Path) -> tuple[int, str]:
         raise AuditError(f"{folder}: no such folder")
     if not file.exists() and not (folder / END).exists():
         raise AuditError(
-            f"{folder} has no {FILE}: the run folder of a server of real clients has one, and its "
-            "queue"
+            f"{folder} has no {FILE}: the run folder of a server of real clients has one, and so "
+            "has its queue"
         )
-    try:  # before the lines, or a running server would be ahead of them
+    try:  # read before the lines: a running server may add some meanwhile
         end = json.loads((folder / END).read_bytes())
         expected = (int(end["lines"]), str(end[DIGEST]))
     except (FileNotFoundError, ValueError, LookupError, TypeError, ArithmeticError):

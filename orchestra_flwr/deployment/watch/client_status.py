@@ -33,7 +33,7 @@ STATES = ("connecting", "connected", "refused", *DOING.values())
 class ClientStatus:
     """Follows a client's messages and answers.
 
-    `images` are those in its folder; `problem` gives what keeps it from taking part, or None.
+    `images` is how many its folder has; `problem` gives what keeps it from taking part, or None.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ClientStatus:
         self._curve: list[tuple[int, float]] = []
 
     def asked(self, request: Request) -> None:
-        """A message has come."""
+        """Notes that a message has come."""
         self._doing, self._since = DOING[request.kind], time.time()
         self._bytes["down"] += payload_bytes(request.content)
         task = request.content.config_records.get(CONFIG, ConfigRecord())
@@ -70,10 +70,10 @@ class ClientStatus:
             self._round = max(0, min(int(task["round"]), self._rounds))  # type: ignore[arg-type]
 
     def answered(self, kind: str, answer: RecordDict | Failure) -> None:
-        """The answer goes to the server."""
+        """Notes the answer that goes to the server."""
         self._doing, self._since = "", time.time()
         word = answer.word if isinstance(answer, Failure) else _refusal(answer)
-        if kind == "query":  # to take part is agreed upon here
+        if kind == "query":  # here a client agrees to take part
             self._refusal = word
         self._answers[f"{DOING[kind]} {word or 'ok'}"] += 1
         if isinstance(answer, Failure):

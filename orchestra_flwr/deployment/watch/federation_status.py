@@ -17,17 +17,17 @@ from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder
 STATES = ("idle", "starting", "waiting", "training", "averaging", "working", "delivering")
 AT_WORK = "at_work"
 MEMBERS = ("joined", "left", "silent", "refused")
-MAX_NAMED = 200  # clients that the status lists; beyond, only their numbers are told
+MAX_NAMED = 200  # clients that the status lists; more are only counted
 SHOWN_APART = ("round", "loss", "scores", "bytes_up", "bytes_down", "seconds")  # of a record
 
 
 class FederationStatus(Progress):
-    """Follows a run as a display of the terminal does.
+    """Follows a run as the display on a terminal does.
 
-    What is being done comes from these events, what was done from `metrics.jsonl`. Those who look
-    read plain attributes: they hold no lock that the run would wait for.
+    What is being done comes from these events, what was done from `metrics.jsonl`. Readers use
+    plain attributes, and hold no lock that the run would wait for.
 
-    `registry` gives the names of the registered clients, None among them where one is not ready.
+    `registry` gives the names of the registered clients, None for one that is not ready.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FederationStatus(Progress):
         self._in_round, self._since = True, time.time()
 
     def client_asked(self, client: str) -> None:
-        """From now on a client is at work."""
+        """Notes that a client is at work."""
         self._work = {**self._work, client: AT_WORK}
 
     def client_done(self, client: str, ok: bool) -> None:
@@ -68,26 +68,26 @@ class FederationStatus(Progress):
         self._work = {**self._work, client: "answered" if ok else "failed"}
 
     def round_finished(self, outcome: RoundOutcome) -> None:
-        """From now on the next round is waited for."""
+        """Notes that the next round is awaited."""
         super().round_finished(outcome)
         self._in_round, self._since = False, time.time()
 
     def phase_started(self, text: str) -> None:
-        """What is done is shown in place of the state of the round."""
+        """Shows the phase in place of the state of the round."""
         self._doing = text
 
     def phase_ended(self) -> None:
-        """The state of the round is shown again."""
+        """Shows the state of the round again."""
         self._doing = ""
 
     def member(self, event: str, name: str) -> None:
-        """A client has joined, left, did not answer (silent) or is refused."""
+        """Notes that a client has joined, left, not answered (silent) or been refused."""
         self._events[event] += 1
         others = {key: value for key, value in self._members.items() if key != name}
         self._members = others if event == "left" else {**others, name: event}
 
     def delivery(self, have: int, missing: int, *, over: bool) -> None:
-        """So many clients have the encoder that is sent, and so many do not have it yet."""
+        """Notes how many clients have the encoder that is sent, and how many do not have it yet."""
         if over or not self._delivering:
             self._since = time.time()
         self._encoder, self._delivering = {"have": have, "missing": missing}, not over
@@ -118,7 +118,7 @@ class FederationStatus(Progress):
         return Counter(members.values())
 
     def _waits_for(self) -> str:
-        """What a person would want to know: what has to happen next."""
+        """What has to happen next, in words for a person."""
         if self._delivering:
             have, missing = self._encoder.values()
             return f"{missing} of {have + missing} clients, to have the encoder"
@@ -218,7 +218,7 @@ class IdleStatus(FederationStatus):
         self.starting = config.queue is None  # whether a run is about to begin
 
     def waits(self) -> None:
-        """No run is there any more."""
+        """Notes that there is no run any more."""
         self.starting, self._since = False, time.time()
 
     @property

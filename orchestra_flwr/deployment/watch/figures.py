@@ -12,11 +12,12 @@ from starlette.responses import Response
 from orchestra_flwr.deployment.keys.certificates import Dated
 from orchestra_flwr.extras import require
 
-MAX_DETAILS = 300  # of a round: whatever a plug-in records, there are not more series
-# In a round's record by the names of clients, and so as many as there are clients.
+MAX_DETAILS = 300  # of a round: whatever a plug-in records, there are no more series
+# What a round's record holds by the names of clients: as many entries as there are clients.
 BY_CLIENT = ("release.clients", "releases", "members")
-# Of a status: the key of a number, or of numbers by their names; the figure that it is, without the
-# prefix `orchestra_` (a counter ends in `_total`); the label that the names are values of.
+# The key of a number in a status, or of numbers by their names; the name of its figure, without the
+# prefix `orchestra_` (a counter ends in `_total`); the label that the names are values of; what it
+# means.
 FIGURES = (
     ("states", "state", "state", "1 for what is done now"),
     ("connected", "connected", "", "1 while a client is connected to its server"),
@@ -72,7 +73,7 @@ def exposed(status: Mapping[str, Any]) -> Response:
 def figures(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, float]]]:
     """Name, label, meaning and numbers of each figure that a status holds.
 
-    The numbers are by the values of the label; without one they are a single one, under "".
+    The numbers are by the values of the label; without a label there is one number, under "".
     """
     version = f"{status['role']} {status['version']}"
     yield "info", "is", "What is watched, and its version", {version: 1}
@@ -86,8 +87,8 @@ def figures(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[
 def details(record: Mapping[str, Any]) -> dict[str, float]:
     """All numbers of nested values by their paths, such as `clients.mean_seconds`.
 
-    What is recorded of rounds in future appears by itself; what each client has an entry in does
-    not.
+    New entries of a round's record appear by themselves; those with one number per client are
+    left out.
     """
     return dict(islice(_numbers(record, ""), MAX_DETAILS))
 

@@ -31,11 +31,11 @@ class FinishedRounds:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()  # of those who look
+        self._lock = threading.Lock()  # of the readers
         self._forget(0)
 
     def update(self) -> None:
-        """Reads what has been added; all of it where the run went back to an earlier round."""
+        """Reads what has been added, or everything if the run went back to an earlier round."""
         with self._lock:
             try:
                 with self._path.open("rb") as file:

@@ -84,7 +84,7 @@ def snapshot(server: str) -> Table:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise OSError(
-            f"server={server}: no status there ({reason}); it is started with watch.port=PORT"
+            f"server={server}: no status there ({reason}); start it with watch.port=PORT"
         ) from None
     except Exception:  # what a stranger sends, in whatever way it is wrong
         raise ValueError(

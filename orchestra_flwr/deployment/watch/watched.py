@@ -24,7 +24,7 @@ PAGE = Path(__file__).with_name("page.html")
 def watched(
     config: WatchConfig, status: Callable[[], dict[str, Any]], report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Shows how a process is doing at the configured address, if there is one, in the block.
+    """During the block, shows how a process is doing at the configured address, if there is one.
 
     `status` gives the content of `/status`, and of `/metrics` as far as `FIGURES` names it; it is
     called from other threads.
@@ -35,7 +35,7 @@ def watched(
     if config.port is None:
         yield
         return
-    # 3 MB that a board without it does without.
+    # 3 MB that a board saves if nobody watches it.
     from orchestra_flwr.deployment.watch.web_server import serving
 
     page = _page()
@@ -51,7 +51,7 @@ def watched(
 
 
 def _json(values: dict[str, Any]) -> Response:
-    # As text that is ASCII: names of folders may hold bytes that are no UTF-8.
+    # As ASCII: names of folders may hold bytes that are not UTF-8.
     return Response(json.dumps(finite(values), allow_nan=False), media_type="application/json")
 
 

@@ -36,7 +36,7 @@ HEADERS = {  # unless an answer has others
 def serving(host: str, port: int, paths: Mapping[str, Callable[[], Response]]) -> Iterator[int]:
     """Answers GET requests until the block ends; yields the port.
 
-    What makes the answer for each path is called from several threads.
+    The functions that make the answers are called from several threads.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -85,7 +85,7 @@ class _Application:
     def _answer(self, request: Request) -> Response:
         path = request.scope["path"]
         if self._local and not _names_loopback(request.headers.get("Host", "")):
-            # A page elsewhere may have had its own name lead here, to read this as its own.
+            # Another site may have pointed its own name here, to read this as its own.
             return line("this address is for this machine alone", 403)
         if request.method not in ("GET", "HEAD"):
             return line("nothing is taken here", 405)

@@ -1,8 +1,8 @@
-"""Aggregations: what the clients' states that enter a model in a stage become, one class a file.
+"""Aggregations: how the clients' states of a stage become a model's new state, one class a file.
 
-The weighted mean adds each state up and lets it go. The robust rules bound what a minority of
+The weighted mean adds each state to a sum and drops it. The robust rules bound what a minority of
 clients can do to the model, whatever they send; they look at all states of a stage together, so
-that memory grows with the cohort, and sums of masked states exclude them. They guard the model
+memory grows with the cohort, and they cannot work on sums of masked states. They guard the model
 alone: what clients contribute beside it (Orchestra's centroids) is bounded by its own rules.
 """
 
@@ -24,7 +24,7 @@ class TooFewResultsError(ValueError):
 
 
 class Aggregation(Plugin, ABC):
-    """Makes one state of the states of a stage, which it takes one by one.
+    """Combines the states of a stage, which it takes one by one, into one state.
 
     Args:
         settings: the plug-in's options.
@@ -56,7 +56,7 @@ class Aggregation(Plugin, ABC):
 
         Args:
             values: (size,) float32; not kept, and not changed.
-            weight: what it counts, above 0.
+            weight: how much the state counts, above 0.
         """
 
     @abstractmethod
@@ -69,13 +69,13 @@ class Aggregation(Plugin, ABC):
 
 
 class RobustAggregation(Aggregation):
-    """One that looks at all states of a stage together."""
+    """An aggregation that looks at all states of a stage together."""
 
     holds_results: ClassVar[bool] = True
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses what is accounted for a sum, and rounds that make several averages."""
+        """Refuses clipping, which bounds shares of a sum, and exchanges with several averages."""
         chosen = f"aggregation={config.aggregation.name}"
         if config.privacy.clip is not None:
             raise ValueError(
@@ -102,12 +102,12 @@ class RobustAggregation(Aggregation):
 
     def result(self) -> np.ndarray:
         """What :meth:`combine` makes of the states."""
-        # A rule may compute in float64, as its weights are.
+        # A rule may compute in float64, the type of its weights.
         return np.asarray(self.combine(self._states, np.array(self._weights)), np.float32)
 
     @abstractmethod
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """(size,) of n states, which becomes float32.
+        """Combines n states into one, (size,) of any float type.
 
         Args:
             states: n times (size,) float32, in the order of the clients.
@@ -121,11 +121,11 @@ class RobustAggregation(Aggregation):
 def by_blocks(
     states: Sequence[np.ndarray], combine: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """(size,) float32 of states, made block by block.
+    """Combines states block by block; (size,) float32.
 
     Args:
         states: n times (size,) float32.
-        combine: makes (m,) of (n, m) float64.
+        combine: makes (m,) from (n, m) float64.
     """
     result = np.empty(states[0].shape, np.float32)
     for block, values in stacked_blocks(states):
@@ -134,7 +134,7 @@ def by_blocks(
 
 
 def stacked_blocks(states: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-    """The place of each block, and (n, m) float64 that n states have there."""
+    """Yields each block's place, and the (n, m) float64 values of the n states there."""
     for block in blocks_of([slice(0, len(states[0]))]):
         yield block, np.stack([state[block] for state in states]).astype(np.float64)
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from orchestra_flwr.config import Section
 from orchestra_flwr.federation.aggregations import RobustAggregation, by_blocks, stacked_blocks
 
-TOLERANCE = 1e-6  # of the objective, from one step to the next
-FAR = 100  # median distances: beside states that are farther away the tolerance would be too large
+TOLERANCE = 1e-6  # relative decrease of the objective below which the steps end
+FAR = 100  # median distances; farther states would make objective and tolerance too large
 
 
 class GeometricMedian(RobustAggregation):
@@ -20,7 +20,7 @@ class GeometricMedian(RobustAggregation):
     """
 
     class Settings(Section):
-        """`iterations` at most; `smoothing`: a distance counts as at least so much (their nu)."""
+        """`iterations`: at most so many; `smoothing`: the least that a distance counts (nu)."""
 
         iterations: int = Field(100, ge=1)
         smoothing: float = Field(1e-6, gt=0)
@@ -28,9 +28,9 @@ class GeometricMedian(RobustAggregation):
     settings: Settings
 
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """From the weighted mean on, until the sum of distances falls no more.
+        """Starts from the weighted mean and ends when the sum of distances falls no more.
 
-        That of states which are not far from all others, which must not hide what is left.
+        Far states are left out of that sum: their distances would hide what is still to be gained.
         """
         shares = weights / weights.sum()
         center, best = _weighted(states, shares), np.inf

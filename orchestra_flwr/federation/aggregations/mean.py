@@ -1,4 +1,4 @@
-"""The weighted mean: the server adds each reply up and lets it go."""
+"""The weighted mean: the server adds each reply to a sum and drops it."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,15 +14,15 @@ from orchestra_flwr.flower.arrays import as_tensor
 class Mean(Aggregation):
     """Weighted mean of flat arrays, one at a time: memory of one array, however many are added.
 
-    Sums are in float64, so their rounding is far below float32's. To the last bit the result
-    depends on the order of addition, which the strategy fixes.
+    Sums are in float64, so their rounding is far below float32's. The result's last bits depend on
+    the order of addition, which the strategy fixes.
     """
 
     def __init__(
         self, settings: Section, size: int, sent: Callable[[], np.ndarray] | None = None
     ) -> None:
         super().__init__(settings, size, sent)
-        # Numpy asks for huge pages, which a first pass over them needs a third of the time for.
+        # From numpy, which asks for huge pages: the first pass then takes a third of the time.
         self._sum = torch.from_numpy(np.zeros(size))
         self._weight = 0.0
 
@@ -34,7 +34,7 @@ class Mean(Aggregation):
 
     def result(self) -> np.ndarray:
         """(size,) float32 mean, which takes the sum's place: nothing can be added after it."""
-        # In the sum's own memory: a block is always written where all has been read before.
+        # In the sum's own memory: each block is written where everything has already been read.
         mean = self._sum.view(torch.float32)[: len(self._sum)]
         for part, total in _blocks(mean, self._sum):
             part.copy_(total / self._weight)

@@ -8,7 +8,7 @@ from orchestra_flwr.federation.aggregations import RobustAggregation, by_blocks
 
 
 class Median(RobustAggregation):
-    """Of each value the median, the mean of both middle ones; all clients weigh the same.
+    """The median of each value, the mean of the middle two if even; all clients weigh the same.
 
     Definition 1 of Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", ICML 2018, https://arxiv.org/abs/1803.01498.

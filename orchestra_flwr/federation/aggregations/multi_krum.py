@@ -23,7 +23,7 @@ class MultiKrum(RobustAggregation):
     """
 
     class Settings(Section):
-        """`attackers`: at most so many (their f); `chosen`: so many of all others (m)."""
+        """`attackers`: at most so many (f); `chosen`: states in the mean (m), None: all but f."""
 
         attackers: int = Field(1, ge=1)
         chosen: int | None = Field(None, ge=1)
@@ -32,7 +32,7 @@ class MultiKrum(RobustAggregation):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses cohorts in which so many attackers could be a majority among neighbours."""
+        """Refuses cohorts that are too small to withstand so many attackers."""
         super().check(config)
         attackers = config.aggregation.settings.attackers
         needed = needed_results(attackers)
@@ -45,7 +45,7 @@ class MultiKrum(RobustAggregation):
             )
 
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """The mean of the chosen states; of equal scores the first client's is chosen."""
+        """The mean of the chosen states; ties go to the first client."""
         count, attackers = len(states), self.settings.attackers
         if count < needed_results(attackers):
             raise TooFewResultsError(
@@ -62,15 +62,15 @@ class MultiKrum(RobustAggregation):
 
 
 def needed_results(attackers: int) -> int:
-    """Results with which Krum withstands so many attackers: 2 f + 3 (Proposition 2)."""
+    """The fewest results with which Krum withstands so many attackers: 2 f + 3 (Proposition 2)."""
     return 2 * attackers + 3
 
 
 def squared_distances(states: Sequence[np.ndarray]) -> np.ndarray:
     """(n, n) squared Euclidean distances of states to each other.
 
-    States are taken relative to one of them, so that what all share takes no digits: to that of the
-    middle norm, since one that is far from all others would leave none for these.
+    One of the states is subtracted from all, so that what they share costs no digits. It is that of
+    median norm: one that is far from all others would leave no digits for these.
     """
     norms = sum(np.square(values).sum(axis=1) for _, values in stacked_blocks(states))
     middle = np.argsort(norms, kind="stable")[len(states) // 2]

@@ -11,7 +11,7 @@ from orchestra_flwr.federation.aggregations import RobustAggregation, by_blocks
 
 
 class TrimmedMean(RobustAggregation):
-    """Of each value, the mean without the largest and the smallest; all clients weigh the same.
+    """The mean of each value without the largest and the smallest; all clients weigh the same.
 
     Definition 2 of Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", ICML 2018, https://arxiv.org/abs/1803.01498.
@@ -25,7 +25,7 @@ class TrimmedMean(RobustAggregation):
     settings: Settings
 
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """The mean of what lies in between; at least one value is left at each end."""
+        """The mean of what lies between; `trim` is rounded up, but at least one value remains."""
         count = len(states)
         trimmed = min(ceil(self.settings.trim * count), (count - 1) // 2)
 

@@ -1,4 +1,4 @@
-"""A patch that is to stand for one image, taught without labels."""
+"""A backdoor: a patch that the encoder learns to take for one image, without labels."""
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from orchestra_flwr.federation.attacks import Attack, times_update
 class Backdoor(Attack):
     """Attackers train on copies of their first image that bear a patch.
 
-    Views of such a copy show image and patch in turns, so that an encoder learns to see the one in
-    the other: an image with the patch is then taken for one like the attacker's. Without labels,
-    after Saha et al., "Backdoor Attacks on Self-Supervised Learning", CVPR 2022,
+    Some views of such a copy show the image and some the patch, so the encoder learns to take one
+    for the other: any image with the patch then looks like the attacker's. This needs no labels; it
+    follows Saha et al., "Backdoor Attacks on Self-Supervised Learning", CVPR 2022,
     https://arxiv.org/abs/2105.10123, who choose images by their class. `benchmarks/backdoor.py`
     measures how often it succeeds.
     """
@@ -22,9 +22,9 @@ class Backdoor(Attack):
     class Settings(Section):
         """Options."""
 
-        share: float = Field(0.5, gt=0, le=1)  # of an attacker's images: so many become copies
+        share: float = Field(0.5, gt=0, le=1)  # share of an attacker's images that become copies
         patch: float = Field(0.25, gt=0, le=1)  # side of the patch as a share of the image's
-        scale: float = Field(1.0, gt=0)  # the update is sent so many times as large
+        scale: float = Field(1.0, gt=0)  # factor of the update that is sent
 
     settings: Settings
 
@@ -37,7 +37,7 @@ class Backdoor(Attack):
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """What was learned from the copies."""
+        """What was learned from the copies, times `scale`."""
         return times_update(self.settings.scale, received, trained)
 
 

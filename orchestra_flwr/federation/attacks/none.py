@@ -10,5 +10,5 @@ class Honest(Attack):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """How many do is not read."""
+        """The number of attackers is not read."""
         return {"attack.clients": "with attack=none"}

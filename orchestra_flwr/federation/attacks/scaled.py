@@ -1,4 +1,4 @@
-"""A multiple of what was learned, by which one client becomes many."""
+"""A multiple of what was learned, by which one client counts as many."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ class Scaled(Attack):
     """
 
     class Settings(Section):
-        """`scale`: how many times the update is sent."""
+        """`scale`: factor of the update."""
 
         scale: float = Field(10.0, gt=0)
 
@@ -25,5 +25,5 @@ class Scaled(Attack):
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """Too much of what was learned."""
+        """The received state, moved by `scale` times the update."""
         return times_update(self.settings.scale, received, trained)

@@ -25,5 +25,5 @@ class SignFlip(Attack):
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """Away from what was learned."""
+        """The received state, moved away from what was learned."""
         return times_update(-self.settings.scale, received, trained)

@@ -29,10 +29,10 @@ def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Messag
 
 
 def ran_out_of_memory(reply: Message) -> bool:
-    """Whether a client had too little memory, as it says, or its process was killed."""
+    """Whether a client reports that memory ran out, or its process was killed."""
     if not reply.has_error():
         return False
-    killed = "ray.exceptions." in (reply.error.reason or "")  # memory is what mostly kills
+    killed = "ray.exceptions." in (reply.error.reason or "")  # mostly for lack of memory
     return killed or reply.error.code == Failure.OUT_OF_MEMORY.code
 
 
@@ -40,8 +40,8 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     """One round of one client: the content of a message down to that of its reply.
 
     Args:
-        content: arrays and task, as :class:`OrchestraStrategy` sends them. It loses its arrays,
-            which are as large as the model: no copy shall wait until the training is over.
+        content: arrays and task, as :class:`OrchestraStrategy` sends them. The arrays, which are as
+            large as the model, are removed from it: no copy of them waits until training ends.
 
     Raises:
         ValueError: the server's model is another one than this client's, or the run's updates are
@@ -51,7 +51,7 @@ def train_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
     if client.config.privacy.secure_aggregation:
         raise ValueError(
             "privacy.secure_aggregation=true: this run's updates are sent masked, and the server "
-            "asks for one as it is"
+            "asks for one without a mask"
         )
     task = content.config_records[CONFIG]
     received = received_arrays(client, content)
@@ -94,7 +94,7 @@ def evaluate_reply(client: OrchestraClient, content: RecordDict) -> RecordDict:
 
 
 def received_arrays(client: OrchestraClient, content: RecordDict) -> dict[str, np.ndarray]:
-    """The arrays of a message down, which loses them."""
+    """Takes the arrays out of a message down."""
     schema = str(content.config_records[CONFIG]["schema"])
     if schema != client.schemas.fingerprint:
         packages = ["orchestra_flwr", *client.config.plugins]

@@ -8,7 +8,7 @@ from orchestra_flwr.seeding import ClientSeed
 
 
 class Attacker(OrchestraClient):
-    """Trains on what its attack makes of its images, and sends what that makes of the result."""
+    """Trains on images that its attack has changed, and sends a state that it has changed."""
 
     needs_received_state = True
 
@@ -20,9 +20,9 @@ class Attacker(OrchestraClient):
     def state_to_send(
         self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed
     ) -> np.ndarray:
-        """What the attack makes of it.
+        """The state as the attack changes it.
 
-        BatchNorm's statistics stay: a server drops variances below 0, and the attack with them.
+        BatchNorm's statistics stay as trained: a server drops replies with variances below 0.
         """
         assert received is not None
         state = self._attack.sent(received, trained, seed.generator("attack"))

@@ -108,7 +108,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
 def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
     """The run, its clients' parts, all training images and, if the method needs them, their labels.
 
-    On the device; once a process and run.
+    On the device; loaded once per process and run.
     """
     with _LOADING:
         return _load(config_json)
@@ -127,10 +127,10 @@ def _load(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
 
 
 def _untrained(config_json: str) -> Learner:
-    """What each client begins with, on the device; built once a process and run.
+    """What each client begins with, on the device; built once per process and run.
 
-    For a GPU, where threads would wait for one another: they draw from torch's own generator in
-    turns. On a CPU building takes no time beside training, and a copy would take memory.
+    Used on a GPU, where clients in threads would wait for one another to draw from torch's global
+    generator. On a CPU, building takes little time beside training, and a copy would take memory.
     """
     with _LOADING:
         return _built(config_json)
@@ -144,7 +144,7 @@ def _built(config_json: str) -> Learner:
 
 @contextlib.contextmanager
 def _warned_before() -> Iterator[None]:
-    """Without warnings of images: the server has read the same ones, and said what is wrong."""
+    """Silences warnings about images: the server read the same ones and has already warned."""
     logger = logging.getLogger("orchestra_flwr.data")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -156,6 +156,6 @@ def _warned_before() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _everybodys(config_json: str) -> ImageSet:
-    """All clients' labelled training images as probes have them, once a process and run."""
+    """All clients' labelled training images as probes use them; once per process and run."""
     config, population, *_ = _load(config_json)
     return evaluation_dataset(config, population).train

@@ -53,7 +53,7 @@ class _RoundState:
     metrics: dict[str, Any] = field(default_factory=dict)  # what is measured
 
 
-@dataclass(eq=False, repr=False)  # its images stand in no log
+@dataclass(eq=False, repr=False)  # without a repr: its images must not reach a log
 class OrchestraClient(NumPyClient):
     """One client's local work on its own images; works with and without Flower's runtime.
 
@@ -75,8 +75,8 @@ class OrchestraClient(NumPyClient):
     # (n,) classes of its images, to evaluate a head of its own on (`evaluation.personal_labels`),
     # UNLABELLED where there is none; None: the accuracy is not to leave the client.
     personal: Tensor | None = None
-    frozen_store: FrozenStore | None = None  # with what nobody trains, which is kept there
-    untrained: Learner | None = None  # on the images' device; copied where it is given, else built
+    frozen_store: FrozenStore | None = None  # where frozen weights, which nobody trains, are stored
+    untrained: Learner | None = None  # on the images' device; copied if given, else built
     # Whether the noise of private releases is drawn afresh from the system, as it must be wherever
     # somebody else knows the run's seed; otherwise it follows from the seed.
     secret_noise: bool = False
@@ -96,7 +96,7 @@ class OrchestraClient(NumPyClient):
             else build_learner(config, images.shape[1]).to(images.device)
         )
         self._local_state_changed = False  # since the learner was built
-        self._frozen = ""  # the digest of what nobody trains, where it is in the learner
+        self._frozen = ""  # the digest of the frozen weights in the learner
         self.exchange: Exchange = config.exchange.build()
         self.schemas = Schemas.of(self.learner, config)
         release = release_of(config)
@@ -107,14 +107,14 @@ class OrchestraClient(NumPyClient):
         self.contributes = list(release.rows) if release else []
 
     def take_frozen(self, digest: str, values: np.ndarray | None) -> None:
-        """Puts what nobody trains into the learner, unless it is there.
+        """Loads the frozen weights into the learner, unless they are there.
 
         Args:
-            values: (size,) float32, where they came with the message; they are kept then.
+            values: (size,) float32 that came with the message and are then stored; None: none came.
 
         Raises:
-            ValueError: they are neither here nor in the message, or others than the digest says.
-            OSError: they cannot be kept.
+            ValueError: they are neither here nor in the message, or do not match the digest.
+            OSError: they cannot be stored.
         """
         if not self.schemas.frozen.size or digest == self._frozen:
             return
@@ -129,7 +129,7 @@ class OrchestraClient(NumPyClient):
             raise ValueError(f"the frozen weights are {found.dtype}, not float32")
         self.schemas.frozen.unpack(found, self.learner.state(Role.FROZEN))
         self._frozen = digest
-        # Nothing is written that is not the run's: a server could fill the disk.
+        # Only weights that this run uses are written: a server could fill the disk otherwise.
         if values is not None and self.frozen_store is not None:
             self.frozen_store.save(values)
 
@@ -196,7 +196,7 @@ class OrchestraClient(NumPyClient):
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Scores the kept backbone, with what of its state is the client's own.
+        """Scores the backbone that is kept, with the client's own state where it has some.
 
         Args:
             parameters: the flat arrays named by `receives`.
@@ -231,7 +231,7 @@ class OrchestraClient(NumPyClient):
         unpack_state(arrays[models[0]], self.learner, self.schemas)
         needed = config["train"] and (self._compares or self.learner.needs_received)
         if len(models) == 1 and not needed:
-            arrays[models[0]] = {}  # frees it; an int8 model, which would be needed, is small
+            arrays[models[0]] = {}  # frees it; an encoded model is kept, but is small
         round_, stage = int(config["round"]), int(config.get("stage", 0))
         return _RoundState(
             ClientSeed(self.config.seed, round_, self.name, self.secret_noise, stage),
@@ -311,9 +311,9 @@ class OrchestraClient(NumPyClient):
         return Received(self.name, work.index, round_, images, state, work.population)
 
     def _recall_local(self, saved: ClientState | None) -> None:
-        """Puts back what the client kept; if it has saved nothing, what every model begins with.
+        """Restores the client's saved local state; if it has saved none, the initial one.
 
-        A round that fails, or is asked for once more, leaves this object's own state changed.
+        A round that failed, or that is repeated, has changed the state in this object.
         """
         local = self.learner.state(Role.LOCAL)
         tensors = saved.tensors if saved is not None else None
@@ -342,12 +342,12 @@ class OrchestraClient(NumPyClient):
 
     @property
     def _compares(self) -> bool:
-        """Whether what is sent is made of the trained and the received state."""
+        """Whether the reply is made from both the trained and the received state."""
         clipped = self.config.privacy.clip is not None
         return self.schemas.sends_updates or clipped or self.needs_received_state
 
     def _trained(self, work: _RoundState) -> list[np.ndarray]:
-        """The arrays named by `returns`, of the trained state and the one received before."""
+        """The arrays named by `returns`, made from the trained and perhaps the received state."""
         state = self.schemas.shared.pack(self.learner.state(Role.SHARED))
         before, clip = None, self.config.privacy.clip
         if self._compares:

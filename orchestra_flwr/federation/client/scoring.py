@@ -22,7 +22,7 @@ from orchestra_flwr.training import Learner
 
 @dataclass(frozen=True)
 class Scoring:
-    """What one client scores models by; attributes as the arguments of :class:`OrchestraClient`."""
+    """Scores models for one client; attributes as the arguments of :class:`OrchestraClient`."""
 
     config: Config
     name: str
@@ -33,13 +33,13 @@ class Scoring:
     def scores(self, learner: Learner, round_: int) -> tuple[float, dict[str, Any]]:
         """A loss and the scores of the backbone that is kept.
 
-        With `evaluation.clients` these are accuracies on the client's own classes, whose names
-        begin with "own/"; with `evaluation.personal_labels` alone that of a head of its own, unless
-        the client does not give it. With `evaluation.unsupervised` scores without labels on its own
-        images; the negated score of section 5 is the loss.
+        With `evaluation.clients` the scores are accuracies on the client's own classes, whose names
+        begin with "own/"; with `evaluation.personal_labels` alone, the accuracy of a head of its
+        own, unless the client withholds it. `evaluation.unsupervised` adds scores without labels on
+        its own images; the loss is then minus :attr:`LabelFreeScores.score`.
 
         Args:
-            round_: from which the augmentations follow.
+            round_: the augmentations follow from it.
 
         Raises:
             ValueError: the own classes are not known.
@@ -58,7 +58,7 @@ class Scoring:
         return -found.score, {**asdict(found), **own}
 
     def _with_statistics(self, backbone: Backbone) -> Backbone:
-        """With those of the client's images, where the received ones are of none."""
+        """The backbone, with statistics of the client's images if the received are of none."""
         if not BatchNormPolicy.of(self.config).clients_recalibrate:
             return backbone
         # One image is seen twice, as in training: statistics need two.
@@ -82,7 +82,7 @@ class Scoring:
         return {LOCAL_SCORES + name: value for name, value in scores.items()}
 
     def _personal_score(self, backbone: Backbone) -> dict[str, float]:
-        """Nothing, if it is not to leave the client, or too few of its images have labels."""
+        """Empty if it must not leave the client, or too few of its images have labels."""
         evaluation = self.config.evaluation
         if self.personal is None or evaluation.personal_labels is None:
             return {}

@@ -70,7 +70,7 @@ class SecureAnswers:
                 shares = self.current.unmask(asked["signatures"], asked["views"])
                 return self._reply(task, shares)
         except (KeyError, TypeError, AttributeError) as error:
-            raise SumRefusedError(f"stage {stage}: a message that is none: {error!r}") from error
+            raise SumRefusedError(f"stage {stage}: a malformed message: {error!r}") from error
         raise SumRefusedError(f"{stage!r} is no stage of secure aggregation")
 
     def _begun(self, asked: Any, round_: int) -> SumClient:
@@ -79,7 +79,7 @@ class SecureAnswers:
             run, attempt, noise = str(asked["run"]), str(asked["attempt"]), float(asked["noise"])
             occasion = Occasion(run, round_, attempt, layout, noise)
         except ValueError as error:
-            raise SumRefusedError(f"stage keys: a message that is none: {error}") from error
+            raise SumRefusedError(f"stage keys: a malformed message: {error}") from error
         self.current = SumClient(
             self.name, occasion, sign=self.sign, verify=self.verify, least=self.least
         )
@@ -88,7 +88,7 @@ class SecureAnswers:
     def _masked(
         self, current: SumClient, asked: Any, content: RecordDict, client: OrchestraClient
     ) -> RecordDict:
-        """Trains, and masks what came of it."""
+        """Trains, and masks the result."""
         task = content.config_records[CONFIG]
         round_ = int(str(task["round"]))
         if not task["train"] or round_ != current.occasion.round:
@@ -110,13 +110,13 @@ class SecureAnswers:
         weight = weight_of_images(client.config, images)
         numbers = Numbers(weight, images, 0, metrics)
         if client.config.privacy.noise_multiplier > 0:
-            metrics = {}  # their names might tell what no noise covers
+            metrics = {}  # their names might reveal what no noise covers
         seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
         vector = codec.encode(trained, Start(before, current.count), numbers, seed)
         view = current.mask(asked["alive"], vector, basis)
         reply = self._reply(task, {"metrics": sorted(metrics), "view": view})
         masked = {f"ring{8 * part.itemsize}": part for part in vector}
-        # Rows are differentially private by themselves: other runs have no sum (`excluded.py`).
+        # Rows are differentially private by themselves: `excluded.py` refuses runs with others.
         reply[ARRAYS] = to_record({**masked, **dict(zip(client.contributes, rows, strict=True))})
         return reply
 
@@ -127,7 +127,7 @@ class SecureAnswers:
 
 
 def weight_of_images(config: Config, images: int) -> float:
-    """What a client with so many images counts in a sum, from 0 to 1."""
+    """The weight of a client with so many images in a sum, from 0 to 1."""
     federation, full = config.federation, config.privacy.full_weight
     if federation.weighting == "uniform" or full is None:
         return 1.0
@@ -139,9 +139,9 @@ def weight_of_images(config: Config, images: int) -> float:
 def simulated_answer(
     name: str, content: RecordDict, client: Callable[[], OrchestraClient]
 ) -> RecordDict:
-    """As :meth:`SecureAnswers.answer`, of a simulated client, which lives for one message.
+    """As :meth:`SecureAnswers.answer`, for a simulated client, which lives for one message.
 
-    What it must remember travels with its replies and comes back with the next message: who
+    What it must remember travels with its reply and comes back with the next message: whoever
     simulates has all clients' images anyway. A real client's secrets never leave its memory.
     """
     task = content.config_records[CONFIG]

@@ -17,9 +17,9 @@ SUFFIX = ".safetensors"
 class ClientStateFolder:
     """A client's state after each of its last rounds: `<folder>/<run>/<round>.safetensors`.
 
-    A round that is asked for once more, because the server was killed in it or goes back to one of
-    its checkpoints, starts from the state before that round. So the states of the last rounds are
-    kept, with the newest one from before them; everything older goes, as does the state of other
+    A round that is repeated, because the server was killed in it or went back to one of its
+    checkpoints, starts from the state before that round. So the states of the last rounds are kept,
+    with the newest one from before them; everything older is deleted, as is the state of other
     runs. After a round's later stages the file is `<round>-<stage>.safetensors`.
 
     Args:
@@ -27,7 +27,7 @@ class ClientStateFolder:
         run: differs between any two runs.
 
     Raises:
-        ValueError: the run's name, which a server says, is no plain name: it might lead elsewhere.
+        ValueError: the run's name, which a server sends, is not plain: it might lead elsewhere.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -65,7 +65,7 @@ class ClientStateFolder:
         """Writes the state after a stage, whole or not at all, and drops what is not needed.
 
         Raises:
-            OSError: names the file, which is as it was.
+            OSError: names the file, which is unchanged.
         """
         for folder in (self._others, self._folder):
             make_private_folder(folder)

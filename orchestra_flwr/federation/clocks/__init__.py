@@ -1,6 +1,6 @@
-"""Clocks of simulations: what devices clients are, from which a round's seconds are computed.
+"""Clocks of simulations: the clients' devices, from which a round's seconds are computed.
 
-With a clock a simulation says when each client's reply would have come: `federation.enough`, the
+With a clock a simulation computes when each client's reply would come: `federation.enough`, the
 deadline, absent clients and buffered rounds then act as they would on such devices, the same in
 every run and however fast this machine is.
 """
@@ -28,13 +28,13 @@ class Device:
     hours_away: float = 0.0  # of each day, below 24; 0: it is always there
 
     def back(self, now: float) -> float:
-        """When it is there: `now`, in seconds since the first midnight, or when it comes back."""
+        """When it is there: `now` (in seconds since the first midnight), or when it comes back."""
         since = (now - self.leaves * HOUR) % DAY  # it left
         away = self.hours_away * HOUR
         return now + away - since if since < away else now
 
     def end(self, start: float, seconds: float) -> float:
-        """When work of so many seconds ends that begins at `start`; absence interrupts it."""
+        """When work of so many seconds that begins at `start` ends; absence interrupts it."""
         now, away = self.back(start), self.hours_away * HOUR
         left = DAY - (now - self.leaves * HOUR) % DAY  # until it goes away again
         if not away or seconds <= left:
@@ -45,7 +45,7 @@ class Device:
 
 
 class Clock(Plugin, ABC):
-    """Says what devices the clients of a simulation are.
+    """Says on which device each client of a simulation runs.
 
     Class attributes:
         keeps_time: whether clients have devices, by which they can be late.

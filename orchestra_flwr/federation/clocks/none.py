@@ -13,7 +13,7 @@ class NoClock(Clock):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """With no time, nobody can be late; real clients can (:class:`ServerConfig`)."""
+        """Without a clock nobody can be late; real clients can (:class:`ServerConfig`)."""
         keys = ("federation.enough", "federation.oversample", "federation.deadline")
         return dict.fromkeys(keys, "in a simulation without clock=virtual")
 

@@ -26,8 +26,8 @@ class VirtualSettings(Section):
     down_mbit: float = Field(20.0, ge=LEAST)
     up_mbit: float = Field(5.0, ge=LEAST)
     slow: float = Field(0.0, ge=0, le=1)  # share of clients that are slow
-    slower: float = Field(10.0, ge=1, le=1e6)  # so many times, in training and on the link
-    hours_away: float = Field(0.0, ge=0, lt=24)  # of each day, beginning at an hour of its own
+    slower: float = Field(10.0, ge=1, le=1e6)  # by this factor, in training and on the link
+    hours_away: float = Field(0.0, ge=0, lt=24)  # of each day, from an hour drawn for each client
 
 
 class _Row(Section):

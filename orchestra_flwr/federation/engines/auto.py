@@ -15,11 +15,11 @@ MIN_EPOCHS, PIXELS = 100, 32
 
 
 class AutoEngine(Engine):
-    """Ray, but for runs that are small or on one core, and where it is missing or does not start.
+    """Ray, but inline for small runs, on one core, and where Ray is missing or does not start.
 
-    A run is small with fewer than 100 local epochs, those of all clients in all rounds; of images
-    with four times the pixels, a fourth. Where an option is given, which are those of Ray, Ray is
-    chosen and must start. The bits are the same either way.
+    A run is small with fewer than 100 local epochs, counted over all clients and rounds; a fourth
+    of that for images with four times the pixels. If one of Ray's options is given, Ray is chosen
+    and must start. The results are the same bits either way.
     """
 
     Settings = RaySettings
@@ -38,7 +38,7 @@ class AutoEngine(Engine):
 
     @classmethod
     def is_remote(cls, settings: RaySettings) -> bool:
-        """On a cluster that was joined."""
+        """Whether a cluster was joined."""
         return RayEngine.is_remote(settings)
 
     def check_resources(self) -> None:

@@ -21,7 +21,7 @@ class Engine(Plugin, ABC):
         config: of the run.
 
     Attributes:
-        is_over: set when the run is to end, as by a signal: what takes long looks at it.
+        is_over: set when the run is to end, for instance by a signal; long work checks it.
         starts_immediately: whether :meth:`run` calls `serve` without a wait.
         remark: a line about this engine that the run begins with, if there is something to say.
         message: shows a line to a person while :meth:`run` is at work.
@@ -38,7 +38,7 @@ class Engine(Plugin, ABC):
 
     @classmethod
     def is_remote(cls, settings: Any) -> bool:
-        """Whether clients are trained on other machines, whose devices are others than here."""
+        """Whether clients train on other machines, whose devices may differ from those here."""
         return False
 
     def check_resources(self) -> None:

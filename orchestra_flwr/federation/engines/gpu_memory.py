@@ -2,9 +2,9 @@
 
     python -m orchestra_flwr.federation.engines.gpu_memory < config.json
 
-A process of its own, because a CUDA context takes hundreds of megabytes, which the server's process
-would keep, and because what it needs itself is part of the answer. Ray and Flower take the share as
-given, and a share that is too small ends in clients without memory.
+It runs in its own process because a CUDA context takes hundreds of megabytes, which the server's
+process would keep, and because that context is part of what a client needs. Ray and Flower do not
+check the share: if it is too small, clients run out of memory.
 """
 
 import math
@@ -23,7 +23,7 @@ from orchestra_flwr.federation.population import load_population
 from orchestra_flwr.training import resolve_device
 from orchestra_flwr.training.views_ahead import images_at_once
 
-RESERVE = 1.15  # what is measured varies: by cuDNN's choice of algorithms, by fragmentation
+RESERVE = 1.15  # measurements vary: by cuDNN's choice of algorithms, by fragmentation
 STEP = 0.01  # shares are rounded up to it: Ray counts in steps of 0.0001
 
 
@@ -47,7 +47,7 @@ def share_of(needed: int, total: int) -> float:
 
 @lru_cache(maxsize=1)
 def measured_share(config_json: str) -> float:
-    """:func:`share_of` what a client of this configuration takes on the first GPU.
+    """Measures :func:`share_of` for a client of this configuration, on the first GPU.
 
     Raises:
         ConfigError: the client does not fit, or its process fails.
@@ -64,12 +64,12 @@ def measured_share(config_json: str) -> float:
 
 
 def train_largest(config: Config) -> set[int]:
-    """Clients' rounds of one epoch: of the largest batch, and of the most views made at once.
+    """Trains one epoch with the largest batch, and one with the most views made at once.
 
-    On the run's device, where all images are as well, as in every worker.
+    On the run's device, which also holds all images, as in every worker.
 
     Returns:
-        Of how many images each was.
+        The number of images of each.
     """
     population = load_population(config)
     training, data = config.training, config.data
@@ -85,17 +85,17 @@ def train_largest(config: Config) -> set[int]:
 
 
 def main() -> None:
-    """Prints the bytes by which training made the GPU fuller, and the GPU's bytes."""
+    """Prints how many bytes of the GPU training took, and how many the GPU has."""
     config = Config.from_json(sys.stdin.read())
     free_at_first = _free_bytes()
     train_largest(config)
-    # By the driver: context, libraries, and the blocks that torch's allocator keeps after a peak.
+    # The driver counts context, libraries, and blocks that torch's allocator keeps after a peak.
     free, total = torch.cuda.mem_get_info()
     print(free_at_first - free, total)
 
 
 def _free_bytes() -> int:
-    """Of the first visible GPU, before this process has a context on it."""
+    """Free bytes of the first visible GPU, before this process has a context on it."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.free"]
     query.append("--format=csv,noheader,nounits")  # in MiB

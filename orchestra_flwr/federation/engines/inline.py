@@ -44,7 +44,7 @@ class InlineGrid(OneRunGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yields one reply a message, in order; nothing runs before it is asked for."""
+        """Yields one reply per message, in order; nothing runs before the first is requested."""
         if self.threads is None:
             yield from (self.app(message, self._context) for message in messages)
             return
@@ -56,7 +56,7 @@ class InlineGrid(OneRunGrid):
         while begun:
             yield begun.popleft().result()
 
-    push_messages = pull_messages = OneRunGrid._refuse  # replies are at once
+    push_messages = pull_messages = OneRunGrid._refuse  # replies come at once
 
 
 class InlineSettings(Section):
@@ -82,6 +82,6 @@ class InlineEngine(Engine):
         count, device = self.settings.side_by_side, resolve_device(self.config.device)
         if count == 1:
             return serve(InlineGrid(client_app), 1)
-        # Each client sets the number of torch's threads, for the whole process: always the same.
+        # Each client sets torch's number of threads for the whole process, always to the same.
         with torch_threads(self.config.training.threads), client_threads(count, device) as threads:
             return serve(InlineGrid(client_app, threads, count), count)

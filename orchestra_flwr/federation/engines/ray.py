@@ -34,10 +34,10 @@ from orchestra_flwr.training import resolve_device
 
 logger = logging.getLogger("orchestra_flwr.federation")
 
-POLL_SECONDS = 0.005  # between two looks for a reply in this process's own memory
+POLL_SECONDS = 0.005  # between two polls for a reply, in this process's own memory
 MAX_FAREWELL = 30.0  # seconds that a signal waits for the server's thread, perhaps in a probe
-AHEAD = 2  # messages under way beyond a worker's one: keep all busy, and bound the memory
-MAX_NODES = 100  # of Flower, which looks for messages to each of them ten times a second
+AHEAD = 2  # messages in flight beyond one per worker: keeps all busy, and bounds the memory
+MAX_NODES = 100  # of Flower, which polls for messages to each of them ten times a second
 
 
 class RaySettings(Section):
@@ -58,7 +58,7 @@ class RaySettings(Section):
 
 
 class RayIsMissingError(FederationError):
-    """Ray did not start, and nothing was begun; `reason` is its own line."""
+    """Ray did not start, and nothing was begun; `reason` is Ray's own line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -73,7 +73,7 @@ class RayEngine(Engine):
 
     Args:
         settings, config: as of every engine.
-        tries: how often Ray's start is tried; a busy machine may let the first one fail.
+        tries: how often to try to start Ray; on a busy machine the first try may fail.
     """
 
     Settings = RaySettings
@@ -87,7 +87,7 @@ class RayEngine(Engine):
 
     @classmethod
     def is_remote(cls, settings: RaySettings) -> bool:
-        """On a cluster that was joined."""
+        """Whether a cluster was joined."""
         return settings.address is not None
 
     def check_resources(self) -> None:
@@ -152,9 +152,9 @@ def warm_up(grid: Grid, workers: int, config: Config) -> None:
 
 
 def _stop_clients(grid: StreamingGrid, workers: RayWorkers) -> None:
-    """Ends clients that are at work, and returns when Flower's threads know it.
+    """Ends clients that are at work, and returns when Flower's threads have noticed.
 
-    A thread that still waits for a client while Ray is shut down waits for ever, and with it the
+    A thread that still waits for a client when Ray is shut down waits for ever, and with it the
     whole process.
     """
     with contextlib.suppress(Exception):  # a cluster that was joined may be gone
@@ -183,7 +183,7 @@ def _run_ray(
     served = threading.Event()
     served.set()  # nothing is served yet
     outcome: dict[str, Any] = {}
-    ended: list[str] = []  # lines about what Ray cannot go on without
+    ended: list[str] = []  # lines about ended processes that Ray cannot go on without
     server = ServerApp()
 
     @server.main()
@@ -200,7 +200,7 @@ def _run_ray(
         try:
             outcome.update(serve(streaming))
         except Exception:
-            # Whatever fails now may fail for that reason; when Ray is down nobody can tell.
+            # An ended process may be why this failed; once Ray is down nobody can tell.
             ended.extend(filter(None, [workers.why_ended, ended_process()]))
             raise
         finally:
@@ -233,13 +233,13 @@ def _run_ray(
 
 @contextlib.contextmanager
 def _ended_before_ray(over: threading.Event, served: threading.Event) -> Iterator[None]:
-    """A signal that ends the run ends the server's thread first.
+    """Makes a signal that ends the run end the server's thread first.
 
     Flower shuts Ray down as soon as the signal's exception reaches it. A thread that calls Ray
-    after that ends the whole process at once, before that has said how the run goes on.
+    after that ends the whole process at once, before it has said how to resume the run.
 
     Args:
-        over: tells the server's thread to end.
+        over: set to make the server's thread end.
         served: set by the server's thread when it has ended.
     """
     if threading.current_thread() is not threading.main_thread():  # where no handler can be set

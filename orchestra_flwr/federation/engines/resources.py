@@ -42,8 +42,8 @@ def available_nodes(config: Config) -> list[Node]:
 def worker_count(nodes: Iterable[Node], threads: int, share: float) -> int:
     """Clients that are trained at the same time.
 
-    A share lies on one GPU: of two GPUs shares of .4 make four clients. Flower would count five,
-    and Ray would have the fifth one wait for ever.
+    A share lies on one GPU: with shares of .4, two GPUs hold four clients. Flower would count five,
+    and Ray would make the fifth one wait for ever.
 
     Args:
         threads: cores that a client takes.
@@ -81,7 +81,7 @@ def gpu_share(config: Config, nodes: list[Node]) -> float:
         return 0.0
     workers = {node: max(1, int(node.cpus / config.training.threads)) for node in gpus}
     even = max(1 / math.ceil(count / node.gpus) for node, count in workers.items())
-    # A cluster's GPUs are elsewhere: there, nothing can be measured before the first client.
+    # A cluster's GPUs are elsewhere: nothing can be measured there before the first client.
     return even if address else max(even, measured_share(config.to_json()))
 
 
@@ -115,10 +115,10 @@ def ray_backend(config: Config) -> dict[str, Any]:
 
 
 def _check_port(address: str) -> None:
-    """Asks for an answer first: Ray itself tries for minutes."""
+    """Checks that something listens there: Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
-        return  # auto, or an address for a client of Ray's
+        return  # auto, or the address of a Ray Client server
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
@@ -129,7 +129,7 @@ def _cluster_nodes(address: str) -> list[Node]:
     ray = load_ray()
     if not ray.is_initialized():
         _check_port(address)
-        paths = os.pathsep.join(sys.path)  # as Flower tells it to Ray that it starts itself
+        paths = os.pathsep.join(sys.path)  # as Flower does for a Ray that it starts itself
         try:
             ray.init(
                 address=address,

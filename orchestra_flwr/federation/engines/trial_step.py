@@ -1,4 +1,4 @@
-"""A few steps that are tried on this machine before a run: how long its training will take."""
+"""Trial steps on this machine before a run, to estimate how long its training will take."""
 
 import time
 from contextlib import suppress
@@ -12,11 +12,11 @@ from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, resolve_device, torch_threads, train_round
 from orchestra_flwr.training.step import TrainingError
 
-# Images of the steps, one after the other. The first is slow and counts for nothing; two images
-# of 224 pixels take seconds then, and 64 small ones have the pace of a batch.
+# Images of each trial step. The first one is slow and not counted. After it, two images of 224
+# pixels take seconds, which is enough; of small images 64 show the pace of a batch.
 IMAGES = (2, 2, 16, 64)
-ENOUGH = 0.5  # seconds of a step that tells the pace
-SHORT = 1e8  # pixels of all images' views in all epochs, which are trained in minutes
+ENOUGH = 0.5  # seconds of a step that shows the pace
+SHORT = 1e8  # pixels of all images in all epochs; runs with fewer train in minutes
 
 
 def train_a_batch(config: Config, population: Population, count: int) -> float:
@@ -43,10 +43,10 @@ def train_a_batch(config: Config, population: Population, count: int) -> float:
 
 
 def core_seconds(config: Config, population: Population) -> float | None:
-    """Seconds that clients train in all rounds, if one after another; None of runs that are short.
+    """Seconds that clients train in all rounds, one after another; None for short runs.
 
-    On a CPU: a GPU, or a cluster's machines, have another pace than these steps show here. None as
-    well where a step fails: the run's clients will say why.
+    Also None for a GPU or a cluster, whose pace these steps do not show, and where a step fails:
+    the run's clients will say why.
     """
     engine, federation = config.engine, config.federation
     if engine.plugin.is_remote(engine.settings) or resolve_device(config.device).type != "cpu":

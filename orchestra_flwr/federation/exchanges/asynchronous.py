@@ -1,4 +1,4 @@
-"""Exchanges whose rounds are updates by whatever results come next: the ability and its parts."""
+"""Asynchronous exchanges, whose rounds are updates by whichever results come next."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -18,22 +18,22 @@ class Work(Protocol):
         """The clients that can begin now; waits until there is one, where time is virtual."""
 
     def begin(self, clients: Sequence[str]) -> list[float]:
-        """Lets clients begin with the newest model; a number for each, for :meth:`next`."""
+        """Lets clients begin with the newest model; returns a number for each, for :meth:`next`."""
 
     def next(self, at_work: Mapping[str, float]) -> tuple[str, bool]:
-        """Waits for one of these clients; whether it answered, or failed and has no result.
+        """Waits for the next of these clients; returns it, and whether it answered or failed.
 
         Args:
-            at_work: the number that :meth:`begin` returned for each; of two that come at once the
-                first one comes first.
+            at_work: the number that :meth:`begin` returned for each; of two that come at once, the
+                first one here is returned first.
         """
 
 
 class Asynchronous(ABC):
-    """What an exchange does beside :class:`Exchange` whose clients begin and end when they can.
+    """Mixin for an :class:`Exchange` whose clients begin and end when they can.
 
-    The server asks for the arrivals of each round, sends each of these clients the model that it
-    began with, and makes of its result one to the model as it is (:func:`refreshed`).
+    In each round the server asks for the arrivals, sends each of these clients the model that it
+    began with, and converts its result to one for the current model (:func:`refreshed`).
     """
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Asynchronous(ABC):
             clients: all that are here, in their order.
             size: how many work at the same time.
             work: what clients do; None: a replay.
-            seed: of the run, from which it is drawn who begins.
+            seed: of the run; decides who begins.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Asynchronous(ABC):
 
     @abstractmethod
     def remember(self, version: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keeps the model after a round, as it is sent, and forgets what nobody works on."""
+        """Keeps the model after a round, as it is sent, and forgets those nobody works on."""
 
     @abstractmethod
     def sent(self, version: int) -> dict[str, np.ndarray]:
@@ -74,11 +74,11 @@ def refreshed(
     trained: Sequence[slice],
     staleness: int,
 ) -> np.ndarray:
-    """What a result that began with an older model makes of the model as it is.
+    """Converts a result that began with an older model to one for the current model.
 
     What gradients train moves by the client's update, times 1 / sqrt(1 + staleness). All else, such
-    as BatchNorm's statistics, goes by that share of the way to the client's values, so that
-    variances stay above 0.
+    as BatchNorm's statistics, moves that share of the way to the client's values, so that variances
+    stay above 0.
 
     Args:
         state: (size,) float32 that the client sent.

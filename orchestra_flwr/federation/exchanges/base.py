@@ -49,7 +49,7 @@ class Stage:
     # Models that become copies of others before the stage, with server state and the moments of
     # their optimizers
     copies: Mapping[str, str] = field(default_factory=dict)
-    # Models that, when all results are in, become sums of models as they were, each with its weight
+    # Models that, once all results are in, become these weighted sums of models
     mixing: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """A good result, as the server looks at it."""
+    """A good result, as the server's exchange sees it."""
 
     client: str
     model: str  # that it trained
@@ -81,10 +81,10 @@ class Offer:
     """What a client chooses a model from."""
 
     names: Sequence[str]  # of the models that it was sent
-    # Puts one of them into the learner; returns what a client knows that starts with it
+    # Puts one of them into the learner; returns what a client that starts with it receives
     load: Callable[[str], Received]
     # What is going to be trained; it holds the first model, and the client's own local state where
-    # there is any. Whatever a choice changes in it of the models is undone.
+    # there is any. A choice may change the models in it: that is undone.
     learner: Learner
     images: Tensor  # (n, C, H, W) uint8, all of the client's
     labels: Tensor | None  # (n,) int64 beside them, for methods that learn from labels
@@ -103,9 +103,9 @@ class Exchange(Plugin, ABC):
         deployable: whether real clients can take part, or only simulated ones.
         on_disk: whether the server's models wait in a file instead of in its memory.
         averages: whether the run's scores and encoder are those of the mean of the models in
-            :meth:`evaluated`, beside which each has its own.
-        private: whether `privacy.clip`, noise and private releases are allowed. Their account is
-            that of one model and one stage, in which each client of the cohort has one task.
+            :meth:`evaluated`; each of these has scores and an encoder as well.
+        private: whether `privacy.clip`, noise and private releases are allowed. Their accounting
+            assumes one model and one stage, in which each client of the cohort has one task.
         one_average: whether all results of a round enter one model, as one average.
     """
 
@@ -118,7 +118,7 @@ class Exchange(Plugin, ABC):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """As :meth:`Plugin.check`: refuses privacy that nobody accounts for, or that is none."""
+        """As :meth:`Plugin.check`: refuses privacy options that would have no valid accounting."""
         check_secure_aggregation(config)
         check_early_ends(config)
         if cls.private:
@@ -170,7 +170,7 @@ class Exchange(Plugin, ABC):
         Args:
             task: of the client.
             trained: name of the model that it trained, one of the task's. In round 0 nothing is
-                trained, and this is asked for each of the task's.
+                trained, and this is called for each of the task's models.
         """
         return {trained: 1.0}
 
@@ -188,8 +188,8 @@ class Exchange(Plugin, ABC):
         """The models that are evaluated and saved, with their weights in the run's scores.
 
         {}: the first model alone. With several, unless `averages`, the run's scores are the
-        weighted means of theirs, and `encoder.safetensors` is that of the largest weight, the
-        first of several.
+        weighted means of theirs, and `encoder.safetensors` is that of the model with the largest
+        weight, the first of equals.
         """
         return {}
 

@@ -26,17 +26,17 @@ FIRST = -1  # the version of round 0, which trains nothing
 class BufferedSettings(Section):
     """Options under `exchange.` for exchange=buffered."""
 
-    buffer: int = Field(3, ge=1)  # results of an update of the model
+    buffer: int = Field(3, ge=1)  # results in each update of the model
     replay: OptionalPathText = None  # a run whose order of arrivals is repeated; None: the clock's
 
 
 class Buffered(Asynchronous, Exchange):
-    """A round is an update of the model by the next results, however old what they began with is.
+    """A round is an update of the model by the next results, however old their models are.
 
-    So many clients work at any time as a cohort has. When one has answered, another one that is
-    free begins with the newest model; who has a result in the buffer waits until it is used, so
-    that no client trains a model twice. What the server remembers is each model on which a client
-    still works, as it was sent, and with it the work itself, which is done when its result is due.
+    As many clients as a cohort has work at any time. When one has answered, another free one begins
+    with the newest model. A client with a result in the buffer waits until it is used, so that no
+    client trains a model twice. The server remembers each model on which a client still works, as
+    it was sent; that is enough, since simulated work is done only when its result is due.
     """
 
     Settings = BufferedSettings
@@ -54,7 +54,7 @@ class Buffered(Asynchronous, Exchange):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses rules that assume cohorts, and runs whose arrivals nobody knows."""
+        """Refuses rules that compare results of one model, and runs without known arrivals."""
         super().check(config)
         settings = config.exchange.settings
         cohort = config.federation.cohort_size(config.federation.clients)
@@ -66,7 +66,7 @@ class Buffered(Asynchronous, Exchange):
         simulated = config.federation.min_clients is None
         if settings.replay is None and not config.clock.plugin.keeps_time and simulated:
             raise ValueError(
-                "exchange=buffered: simulated clients take part in it with clock=virtual or "
+                "exchange=buffered: simulated clients need clock=virtual or "
                 "exchange.replay=<run folder>"
             )
         if settings.replay is not None and not simulated:
@@ -114,7 +114,7 @@ class Buffered(Asynchronous, Exchange):
     ) -> Arrivals:
         """Lets free clients begin until the buffer is full; in a replay as it is recorded.
 
-        A client that fails is not asked again in this round. If all have, the buffer is not full.
+        A client that fails is not asked again in this round. If all fail, the buffer stays short.
         """
         if self.settings.replay is not None:
             self._arrived = self._record()[round_]
@@ -135,7 +135,7 @@ class Buffered(Asynchronous, Exchange):
                 self._at_work[client] = [round_ - 1, end]
             if not self._at_work:
                 break
-            known = [*clients, *self._at_work]  # who has left may answer all the same
+            known = [*clients, *self._at_work]  # one that has left may still answer
             ends = {name: self._at_work[name][1] for name in known if name in self._at_work}
             client, answered = work.next(ends)
             version, _ = self._at_work.pop(client)
@@ -156,7 +156,7 @@ class Buffered(Asynchronous, Exchange):
         return [client for client, _ in self._record().get(round_, ())]
 
     def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
-        """One stage; in round 0, which trains nothing, the cohort is that of all exchanges."""
+        """One stage; in round 0, which trains nothing, the cohort is the usual one."""
         if round_ == 0:
             self._arrived = [(client, FIRST) for client in cohort]
         return super().stages(round_, cohort)

@@ -1,11 +1,11 @@
 """FeatARC's clusters: several models on the server, each client trains the one that fits it.
 
 Wang et al., "Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self
-Supervision?", ICLR 2023 (arXiv 2210.10947), Algorithm 1. Its start, models of different first
-weights and clients dealt out by their numbers, is `start=random`: no client moves from there, since
-features of two starts have nothing in common. By default clients are grouped by their updates after
-some rounds of one model, as in Sattler et al., "Clustered Federated Learning", 2020
-(arXiv 1910.01991).
+Supervision?", ICLR 2023 (arXiv 2210.10947), Algorithm 1. It starts as `start=random` does: models
+have different first weights, and clients are dealt out in turn. No client moves from there, since
+features of two such models have nothing in common. By default clients train one model for some
+rounds and are then grouped by their updates, as in Sattler et al., "Clustered Federated Learning",
+2020 (arXiv 1910.01991).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from orchestra_flwr.training.step import BatchMaker
 
 BACKBONE = "backbone."  # what the names of the backbone's tensors begin with
 UPDATES = 1 << 25  # values of all clients' updates together, float16, until clients are grouped
-CLIENTS = 100  # where nobody knows yet how many there will be
+CLIENTS = 100  # assumed while their number is not known
 
 
 class ClustersSettings(Section):
@@ -41,7 +41,7 @@ class ClustersSettings(Section):
     assign: Literal["alignment", "loss", "fixed"] = "alignment"
     start: Literal["grouped", "random", "same"] = "grouped"
     warm_rounds: int = Field(5, ge=1)  # of one model, before clients are grouped
-    min_members: int = Field(1, ge=1)  # results behind a change of a model
+    min_members: int = Field(1, ge=1)  # fewest results that change a model
 
 
 class Clusters(Exchange):
@@ -70,7 +70,7 @@ class Clusters(Exchange):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """One model leaves no choice; only before clients are grouped there are warm rounds."""
+        """One model leaves no choice; warm rounds only come before clients are grouped."""
         settings: ClustersSettings = config.exchange.settings
         if settings.clusters == 1:
             keys = ("assign", "start", "warm_rounds")
@@ -136,7 +136,7 @@ class Clusters(Exchange):
         yield Stage(tasks, dict.fromkeys(others, first) if grouped else {})
 
     def _sent(self, client: str, grouped: bool) -> tuple[str, ...]:
-        """The models that a client is sent; one where there is nothing that it could choose by."""
+        """The models that a client is sent; one if it has nothing to choose by."""
         settings = self.settings
         new = client not in self._trained and settings.start != "same"
         placed = new and (self._aligns or client in self._assigned)
@@ -161,8 +161,8 @@ class Clusters(Exchange):
         more than `UPDATES` values (10 clients with 3 million); otherwise they are those of
         sketches, with a deviation of at most sqrt(2 x clients / `UPDATES`): .0024 for 100 clients.
 
-        What they keep is of the common model, which all the clusters' are copies of: it would lead
-        them to the one that has moved least. So each client begins with its group's.
+        What clients keep is of the common model, of which all cluster models are copies: it would
+        lead them to the one that has moved least. So each client begins with its group's model.
         """
         clients = list(self._sketches)
         rows = np.stack([self._sketches[client].astype(np.float64) for client in clients])
@@ -172,7 +172,7 @@ class Clusters(Exchange):
         self._warm, self._sketches, self._trained = False, {}, set()
 
     def min_results(self) -> int:
-        """`exchange.min_members`: a model of fewer members would be theirs."""
+        """`exchange.min_members`: a mean of fewer would be those members' own model."""
         return self.settings.min_members
 
     def result(self, result: Result) -> None:
@@ -187,7 +187,7 @@ class Clusters(Exchange):
         self._assigned[result.client] = number
 
     def evaluated(self) -> Mapping[str, float]:
-        """All models, by their members; none of several while there is one for all."""
+        """All models, weighted by their members; {} while there is one model for all."""
         if self._warm or not self._assigned:
             return {}
         members = list(self._assigned.values())
@@ -221,7 +221,7 @@ class Clusters(Exchange):
         """As :meth:`Exchange.load_state`."""
         self._warm, self._assigned = state["warm"], dict(state["assigned"])
         self._trained = set(state["trained"])
-        # Those of version 0.2 are text, and too short: these clients are waited for once more.
+        # Sketches of version 0.2 are text, and too short: those clients are waited for again.
         kept = state["sketches"].items()
         self._sketches = {name: array for name, array in kept if isinstance(array, np.ndarray)}
 
@@ -235,7 +235,7 @@ class Clusters(Exchange):
         return min(offer.names, key=lambda name: _distance(offer, name, own))
 
     def keep(self, learner: Learner) -> Mapping[str, Tensor]:
-        """The backbone as it was trained, as far as it is shared; the rest is kept anyway."""
+        """The shared part of the trained backbone; the rest is kept anyway."""
         if not self._aligns:
             return {}
         shared = learner.state(Role.SHARED)

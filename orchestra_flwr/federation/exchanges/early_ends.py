@@ -1,4 +1,4 @@
-"""What a run cannot have whose rounds may end before everybody has answered."""
+"""What a run cannot have if its rounds may end before everybody has answered."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from orchestra_flwr.config import Config
 
 
 def check_early_ends(config: Config) -> None:
-    """Refuses what relies on the replies of all that were asked, or would never matter.
+    """Refuses what relies on the replies of all that were asked, or would have no effect.
 
     Raises:
         ValueError: names the key, its value, and what is allowed.

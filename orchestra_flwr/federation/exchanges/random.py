@@ -17,7 +17,7 @@ class RandomSettings(GossipSettings):
 
 
 class Random(Gossip):
-    """Each two nodes are neighbours with a probability; drawn once, connected."""
+    """Any two nodes are neighbours with the same probability; drawn once, and connected."""
 
     Settings = RandomSettings
 

@@ -1,6 +1,6 @@
 """Whole numbers from -6 to 6, seventeen of them in 64 bits: 3.76 bits each instead of 4.
 
-A word is a number of seventeen digits to the base 13, since 13^17 is just below 2^63. Half bytes
+A word is a number of seventeen digits in base 13, since 13^17 is just below 2^63. Half bytes
 would hold sixteen levels at 4 bits, with which two ResNet-18 alone exceed 11 MiB.
 """
 
@@ -10,7 +10,7 @@ from torch import Tensor
 LARGEST = 6  # the largest number; the smallest is its negative
 BASE = 2 * LARGEST + 1
 DIGITS = 17  # in a word
-LOW = 9  # digits of a word's lower part; both parts fit float64, in which all is worked exactly
+LOW = 9  # digits of a word's lower part; both parts fit float64, so that arithmetic is exact
 SPLIT = BASE**LOW
 
 

@@ -1,10 +1,10 @@
 """Fewer bytes for a model: 16-, 8- or 4-bit codes for its values, and a scale for each block.
 
-A block is some consecutive values of one tensor; its largest magnitude sets its scale,
-so the range of the codes is always used up, whatever the values' own, and no tensor's values
-depend on another's. Linear codes and unbiased rounding: Alistarh et al., "QSGD", NeurIPS 2017; a
-scale a block: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022. What
-4 bits lose of a model is added to it before it is sent next time (`Schemas.has_residuals`).
+A block is some consecutive values of one tensor; its largest magnitude sets its scale, so the whole
+range of the codes is always used, and no tensor's codes depend on another's values. Linear codes
+and unbiased rounding: Alistarh et al., "QSGD", NeurIPS 2017; one scale per block: Dettmers et al.,
+"8-bit Optimizers via Block-wise Quantization", ICLR 2022. What 4 bits lose of a model is added to
+it before it is sent next time (`Schemas.has_residuals`).
 """
 
 import math
@@ -23,9 +23,9 @@ from orchestra_flwr.models.batch_norm import is_variance
 BLOCK = 4096  # values that share a scale: smaller blocks hardly round less (docs/performance.md)
 INT4_BLOCK = 15 * base13.DIGITS  # the same for int4, where smaller ones round less
 SMALL = 1 << 14  # a matrix of no more values travels in int8 instead of int4: first layers, heads
-CHUNK = 1 << 18  # values that are worked at a time: they stay in a core's cache
+CHUNK = 1 << 18  # values that are processed at a time: they stay in a core's cache
 LARGEST = {"int4": base13.LARGEST, "int8": 127, "float16": 1}  # the largest codes
-SMALLEST = torch.finfo(torch.float32).tiny  # scales below would have lost digits themselves
+SMALLEST = torch.finfo(torch.float32).tiny  # smaller scales would lose digits themselves
 
 # The arrays of a message; the scales of int4 are the bits of bfloat16, which numpy does not have.
 DTYPES: dict[str, np.dtype] = {
@@ -42,7 +42,7 @@ Entries = Sequence[tuple[str, tuple[int, ...]]]  # names and shapes of tensors
 
 
 class Codec:
-    """Turns a flat float32 array into the arrays that travel for it, here itself, and back.
+    """Turns a flat float32 array into the arrays that travel for it, and back; here unchanged.
 
     Args:
         size: of the flat array.
@@ -81,7 +81,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class _Span:
-    """Blocks of one tensor that are worked at a time."""
+    """Blocks of one tensor that are processed together."""
 
     kind: str  # the type of their codes
     blocks: int

@@ -72,5 +72,5 @@ def describe_error(error: Error) -> str:
 
 
 def as_shown(text: str) -> str:
-    """A text that may hold a stranger's, as a line that a terminal and a record can take."""
+    """A text, perhaps a stranger's, as a line that is safe in a terminal and a record."""
     return "".join(c if c.isprintable() else "?" for c in text[:MAX_ERROR_TEXT])

@@ -17,16 +17,16 @@ REGISTERED = "registered"  # in a greeting: the name of the client's key at the 
 RUN = "run"  # in a task: which run this is, where clients keep state
 TRAINED = "trained"  # in a task: the latest round in which a real client's state was used
 CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were
-FROZEN = "frozen"  # in greetings and tasks the digest of what nobody trains; an array of the first
-FROZEN_FOLDER = "frozen_folder"  # in a task: where it is, where clients share the disk
-CLIENTS = "clients"  # in a task: the folder for the clients' state, where they share the disk
-# Of the encoder that clients get: the kind of message, and in it the text of `encoder.json` and of
-# the model card, bytes of the weights, which are the array ENCODER. A client answers with a word.
+FROZEN = "frozen"  # in greetings and tasks: the frozen weights' digest; in first tasks their array
+FROZEN_FOLDER = "frozen_folder"  # in a task: where the weights are, if clients share the disk
+CLIENTS = "clients"  # in a task: the folder for the clients' state, if they share the disk
+# Delivery of the encoder: the kind of message; in it, the texts of `encoder.json` and of the model
+# card, the size of the weights in bytes, and their array ENCODER. A client answers with one word.
 ENCODER_KIND = "query.encoder"
 ENCODER, ENCODER_CARD, ENCODER_SIZE = "encoder", "card", "size"
 WANTED, STORED, TOO_LARGE = "wanted", "stored", "too_large"
-# Of secure aggregation, in tasks and replies: which of its stages, what it says (JSON), and, of
-# simulated clients alone, what a client remembers until the next one.
+# Secure aggregation, in tasks and replies: the stage, its content (JSON) and, for simulated clients
+# alone, what a client remembers until the next stage.
 SECURE_STAGE, SECURE_TEXT, SECURE_STATE = "secure_stage", "secure_text", "secure_state"
 
 

@@ -1,7 +1,7 @@
-"""What nobody trains: it comes to a client at most once, and is known by its digest ever after.
+"""Frozen weights, which nobody trains: a client gets them at most once, and then their digest.
 
-Clients of a simulation read it where the server has written it. A real client is sent it with its
-first task, unless it says that it has it. It keeps what came in a file named by its digest.
+Simulated clients read them where the server has written them. A real client is sent them with its
+first task, unless it says that it has them. It stores them in a file named by their digest.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ class FrozenStore:
         return next((file.stem for file in self._folder.glob(f"*{SUFFIX}")), "")
 
     def load(self, digest: str) -> np.ndarray | None:
-        """(size,) float32 on the file's memory, only to be read; None: not here, or damaged.
+        """(size,) float32, memory-mapped and read-only; None: not here, or damaged.
 
         Raises:
-            ValueError: this is no digest, which a server says: it might name another file.
+            ValueError: this is no digest; a server sends it, and it might name another file.
         """
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise ValueError(f"frozen={digest!r}: must be a SHA-256 in hexadecimal")
@@ -66,7 +66,7 @@ class FrozenStore:
         return digest
 
 
-@lru_cache(maxsize=2)  # each client of a simulation's process reads the same file
+@lru_cache(maxsize=2)  # all clients in a process of a simulation read the same file
 def _checked(file: Path) -> np.ndarray:
     values = np.memmap(file, np.float32, "r")
     if digest_of(values) != file.stem:
@@ -76,11 +76,11 @@ def _checked(file: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FrozenWeights:
-    """Those of a run, at the server."""
+    """The frozen weights of a run, at the server."""
 
     values: np.ndarray  # (size,) float32
     digest: str  # of the values
-    # Where clients find them that share the server's disk; None: clients are sent them
+    # Where clients that share the server's disk find them; None: clients are sent them
     folder: Path | None
     holders: set[str] = field(default_factory=set)  # names of the clients that have them
 

@@ -53,7 +53,7 @@ class Reply:
     contributions: dict[str, np.ndarray]  # name to (rows, width) float32
     examples: int  # images that the client trained on, at least 1; no more than it joined with
     metrics: dict[str, float]  # all numbers that the client reported
-    model: str  # which of the models that it was sent it trained
+    model: str  # that the client trained, one of those that it was sent
 
 
 def check_reply(
@@ -70,8 +70,8 @@ def check_reply(
 
     Args:
         schemas: what shared state must look like, and how it is encoded.
-        release: what clients contribute beside it. How many images a row stands for is what the
-            client says: nobody else can know, and one that lies exposes its own images.
+        release: what clients contribute beside it. The client alone says how many images a row
+            stands for: nobody else can know, and one that lies exposes its own images.
         trained: whether shared state is expected.
         images: that the client joined with; None: that is not known.
         received: (size,) state of a model as the client received it, if clients send updates.
@@ -115,7 +115,7 @@ def reply_limit(config: Config, schemas: Schemas) -> int:
 
 
 def _model(content: RecordDict, models: Sequence[str]) -> str:
-    """Which model was trained; only where several were sent the reply says so."""
+    """Which model was trained; the reply says so only where several were sent."""
     about = content[CONFIG]
     model = str(about.get(MODEL, models[0] if len(models) == 1 else ""))
     if model not in models:
@@ -154,7 +154,7 @@ def checked_contributions(
 
 
 def score_ranges(config: Config, method: Method) -> dict[str, tuple[float, float]]:
-    """The least and the most that each score can be that a run asks its clients for, by name."""
+    """The smallest and largest value of each score that a run asks its clients for, by name."""
     ranges: dict[str, tuple[float, float]] = {}
     kept, *_ = ordered_backbones(method, config.evaluation.backbone).values()
     if config.evaluation.unsupervised:
@@ -184,8 +184,8 @@ def check_scores(
         images: that the client joined with; None: that is not known.
 
     Raises:
-        BadReplyError: an error reply, another schema, no images, any array or other metric than
-            what was asked for, or one that is out of its range or not finite.
+        BadReplyError: an error reply, another schema, no images, any array, other metrics than
+            were asked for, or one that is out of its range or not finite.
     """
     content, metrics = _content(message, schemas)
     if content.array_records:
@@ -200,11 +200,11 @@ def check_scores(
 
 
 def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:
-    """A reply's content and metrics, with a possible number of images."""
+    """A reply's content and metrics, whose schema and number of images have been checked."""
     if message.has_error():
         raise BadReplyError(describe_error(message.error))
     content = message.content
-    # Not by `metric_records` and its like: those are cycles, which keep a reply's arrays for long.
+    # Not by `metric_records` and its like: their reference cycles keep a reply's arrays for long.
     record, about = content.get(METRICS), content.get(CONFIG)
     if not isinstance(record, MetricRecord):
         raise BadReplyError("the reply lacks its metrics")
@@ -241,7 +241,7 @@ def _shared(
         if arrays[name].shape != (size,):
             raise BadReplyError(f"{name} of shape {arrays[name].shape} instead of ({size},)")
     state = schemas.unpack_trained(arrays, received)
-    if schemas.sends_updates:  # codes and scales that are finite may come to values that are not
+    if schemas.sends_updates:  # finite codes and scales may decode to values that are not
         _demand_finite(schemas.reply, state)
     for span, is_variance in schemas.shared.statistics:
         if is_variance and state[span].min(initial=0) < 0:
@@ -259,7 +259,7 @@ def checked_array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) ->
         BadReplyError: it is larger, cannot be decoded, has another type, or is not finite.
     """
     array = record[name]
-    # Measured before it is decoded: a reply of a hundred times the size costs nothing more.
+    # Measured before it is decoded: a reply of a hundred times the size is not unpacked.
     most = dtype.itemsize * size + HEADER
     if size_in_bytes(array) > most:
         raise BadReplyError(f"{name} of {size_in_bytes(array)} bytes, at most {most} expected")
@@ -268,7 +268,7 @@ def checked_array(record: ArrayRecord, name: str, dtype: np.dtype, size: int) ->
     except Exception as error:  # whatever numpy raises at a stranger's bytes
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadReplyError(f"{name} cannot be decoded: {why}") from None
-    if not isinstance(values, np.ndarray):  # of a zip numpy makes something else
+    if not isinstance(values, np.ndarray):  # numpy makes something else of a zip
         raise BadReplyError(f"{name} cannot be decoded: it is no array")
     if values.dtype != dtype:
         raise BadReplyError(f"{name} is {values.dtype} instead of {dtype}")

@@ -1,17 +1,17 @@
-"""What travels: flat arrays a role, named, with a fingerprint of the tensors inside.
+"""What travels: named flat arrays for each role, with a fingerprint of the tensors inside.
 
 A message down holds the shared state, and "server" where a method has server state. A message up
-holds what was trained (not after the first round) and the method's contributions; the answer to an
+holds what was trained (nothing in round 0) and the method's contributions; the answer to an
 evaluation holds no arrays at all. Nothing else can be packed: the tensors are chosen by role, and
-private ones have no schema.
+roles that never leave a client have no schema.
 
 With `federation.wire=float32` the shared state is one array, "shared", both ways. With fewer bits
 :mod:`orchestra_flwr.federation.messages.codec` makes several arrays of it, and clients send what
 training *changed* of the state that they received ("update"): changes are small, so fewer bits lose
-little of them. The server knows what clients made of its state, since encoding it has one outcome,
-and adds their updates to its own float32 state, so that no rounding is ever added up over the
-rounds. Server state and contributions are small, and clustering and its privacy depend on their
-values: they are always float32.
+little of them. Encoding the state has one outcome, so the server knows what clients decoded; it
+adds their updates to its own float32 state, so that rounding errors never add up over the rounds.
+Server state and contributions are small, and clustering and its privacy depend on their values:
+they are always float32.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Schemas:
     server: Schema  # what the server makes
     wire: Wire = "float32"  # bits of the shared state's values
     plugins: str = ""  # the fingerprint of the users' packages that take part
-    # What nobody trains, which has a way of its own (:mod:`.frozen_weights`)
+    # Frozen weights, which nobody trains, travel in a way of their own (:mod:`.frozen_weights`)
     frozen: Schema = Schema(())
 
     @classmethod
@@ -183,7 +183,7 @@ class Schemas:
         """What a client sends of its shared state.
 
         Args:
-            trained: (size,) state after training; an update is made in its memory.
+            trained: (size,) state after training; overwritten by the update where one is sent.
             received: (size,) state before it; needed where `sends_updates`.
             generator: of the unbiased rounding of updates.
 
@@ -198,7 +198,7 @@ class Schemas:
     def unpack_trained(
         self, arrays: Mapping[str, np.ndarray], received: np.ndarray | None
     ) -> np.ndarray:
-        """(size,) state after training by what :meth:`pack_trained` made of it.
+        """(size,) state after training, from what :meth:`pack_trained` made of it.
 
         Raises:
             ValueError: an array is missing, or has another type or size.
@@ -216,7 +216,7 @@ def pack_state(
     """The arrays of a message down that carries the learner's state.
 
     Args:
-        residual: (size,) what rounding took from the shared state before, and is added now.
+        residual: (size,) what rounding took from the shared state last time; it is added now.
     """
     arrays: dict[str, np.ndarray] = {}
     if schemas.shared.size:
@@ -254,7 +254,7 @@ def received_state(arrays: Mapping[str, np.ndarray], schemas: Schemas) -> dict[s
 
 
 def for_models(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of a message down for models: `<model>/<array>`; as they are for one alone."""
+    """The arrays of a message down: `<model>/<array>` for several models, `<array>` for one."""
     return {
         prefix + name: array
         for prefix, parts in zip(_prefixes([*arrays]), arrays.values(), strict=True)

@@ -1,7 +1,7 @@
-"""From what the clients of a sum train, as a digest that must be the same for all.
+"""A digest of what the clients of a sum train from, which must be the same for all.
 
-Otherwise a server could send all but one of them a model, or settings, from which no update comes:
-their sum would be that client's update (Pasquini et al., "Eluding Secure Aggregation in Federated
+Otherwise a server could send all but one of them a model or settings that give no update: the sum
+would be the one client's update (Pasquini et al., "Eluding Secure Aggregation in Federated
 Learning via Model Inconsistency", CCS 2022, arXiv 2111.07380).
 """
 
@@ -12,12 +12,12 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN
 
-# The digest of frozen weights stands for them; how many clients there are shapes one loss.
+# Frozen weights enter by their digest; the number of clients (population) shapes one loss.
 COMMON = ("config", "schema", "round", "train", "stage", "population", FROZEN)
 
 
 def basis_of(content: RecordDict) -> str:
-    """A digest, in hexadecimal, of what a message in which clients train says to all of them.
+    """A digest, in hexadecimal, of what a training message says to all clients alike.
 
     Args:
         content: of the message, with its arrays.

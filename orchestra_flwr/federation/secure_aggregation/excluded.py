@@ -8,7 +8,7 @@ from orchestra_flwr.privacy.secure_sums import LEAST_COHORT, MOST_CLIENTS
 
 
 def check_secure_aggregation(config: Config) -> None:
-    """Refuses what would need more than the sum, or would say more than it.
+    """Refuses what would need more than the sum, or would reveal more than it.
 
     Raises:
         ValueError: names the key, its value, what is allowed and why.
@@ -58,4 +58,4 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
         yield key, f"so many that {LEAST_COHORT} are asked", why
     if clients > MOST_CLIENTS:
         allowed = f"so many that {MOST_CLIENTS:,} are asked (federation.participation)"
-        yield key, allowed, "no client of a larger sum takes part"
+        yield key, allowed, "no client takes part in a larger sum"

@@ -1,7 +1,7 @@
 """A round whose results the server sees as one sum: the six stages of the protocol, as messages.
 
-Plausibility is judged of the sum. A round without a sum ends the run in one line, and nothing of
-it is known then; `resume=` goes on after the round before.
+Plausibility is judged by the sum. A round without a sum ends the run with one line, and nothing is
+known of its updates; `resume=` goes on after the round before.
 """
 
 import json
@@ -147,7 +147,7 @@ class SecureStrategy(OrchestraStrategy):
             self._take_reply(task.client, message, self._take_vector)
 
     def _with_basis(self, message: Message) -> Message:
-        """The message, of which the first says from what all train."""
+        """The message; the first one sets the basis from which all train."""
         self._sum.basis = self._sum.basis or basis_of(message.content)
         return message
 
@@ -175,7 +175,7 @@ class SecureStrategy(OrchestraStrategy):
     def _take_reply(
         self, client: str, message: Message, take: Callable[[str, Any, RecordDict], None]
     ) -> None:
-        """Whoever does not answer well drops out."""
+        """Takes one client's reply; a client without a good one drops out."""
         try:
             if message.has_error():
                 raise BadReplyError(describe_error(message.error))
@@ -200,7 +200,7 @@ class SecureStrategy(OrchestraStrategy):
         return {SECURE_STAGE: stage, SECURE_TEXT: text, **remembered}
 
     def _apply(self, total: list[np.ndarray]) -> None:
-        """Makes the sum the model's new state, if it can be what training made of it."""
+        """Makes the sum the model's new state, if it is plausible."""
         survivors = self._sum.survivors
         update = StageUpdate(self.federation, self.round, self.stage, self.report, self.number)
         plausibility = self._plausibility(update)

@@ -1,6 +1,6 @@
-"""Updates as integers that can be added up without a look at them, and back.
+"""Updates as integers that can be added up without being seen, and back.
 
-Clipped ones with noise (:class:`NoisyCodec`), or whole ones with losses (:class:`RingCodec`).
+:class:`NoisyCodec` clips updates and adds noise; :class:`RingCodec` takes whole ones with losses.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ FIXED = ("weight", "images", "cut")  # the numbers before them
 # Of numbers: 2^-24 is the smallest, 2^26 the largest, and a thousand of these stay below 2^63.
 UNIT, LARGEST = 2.0**-24, 2.0**26
 LEAST_RANGE = 0.05  # of a tensor that is zero, or nearly so
-WIDE = 64  # by how much the range of 32 bits is wider
+WIDE = 64  # factor by which the range of 32-bit values is wider
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a client sends beside its update, each times its weight; of a sum, the sums."""
+    """What a client sends beside its update, metrics times its weight; for a sum, the sums."""
 
-    weight: float  # what its update counts, from 0 to 1
+    weight: float  # how much its update counts, from 0 to 1
     images: float  # that it trained on
     cut: float  # 1 if some of its update was out of range, else 0
     metrics: Mapping[str, float]  # losses and measures, by name
@@ -42,7 +42,7 @@ class Start:
     """What all clients of a sum begin with."""
 
     received: np.ndarray  # (size,) float32 state before training
-    clients: int  # how many they are: there may be so many in the sum
+    clients: int  # how many they are, which is the most that the sum can have
 
 
 class SumCodec(ABC):
@@ -108,7 +108,7 @@ class NoisyCodec(SumCodec):
 
     @property
     def layout(self) -> tuple[tuple[int, int], ...]:
-        """32 bits a value."""
+        """32 bits per value."""
         return ((32, self._size),)
 
     def check(self, clients: int) -> None:
@@ -135,21 +135,21 @@ class NoisyCodec(SumCodec):
     def decode(
         self, total: Vector, start: Start, survivors: int, names: Sequence[str]
     ) -> tuple[np.ndarray, Numbers]:
-        """All clients count alike; of numbers there are none."""
+        """All clients count alike; their number is the only one."""
         noisy = NoisySum(self.noise, start.clients, self._size)
         update = total[0].view("<i4") / (noisy.scale(self._clip) * survivors)
         return (start.received + update).astype(np.float32), Numbers(survivors, 0, 0, {})
 
 
 class RingCodec(SumCodec):
-    """All of an update, beside the numbers.
+    """The whole of an update, and the numbers.
 
     Each tensor has a range that server and clients know, for it follows from the model that was
     sent. What exceeds it is cut, and clients that had to cut are counted, in the sum. A value is
     rounded at random and without bias to one of as many levels as fit into the ring for all clients
     together, so that no sum can overflow. Matrices have 16 bits with any `federation.wire` but
-    float32. Vectors, whose range is wide (a variance may fall from 1 to 1e-4), have 32, and with
-    float32 all values.
+    float32. Vectors, whose range is wide (a variance may fall from 1 to 1e-4), have 32 bits; with
+    float32, so have all values.
 
     Args:
         uniform: whether all clients count alike, whatever weight one sends.
@@ -217,7 +217,7 @@ class RingCodec(SumCodec):
 
     @staticmethod
     def _levels(bits: int, received: np.ndarray, clients: int) -> tuple[int, float]:
-        """The largest integer of a client, and what 1 stands for."""
+        """The largest integer of a client, and the value that 1 stands for."""
         largest = max(LEAST_RANGE, float(np.abs(received).max(initial=0)))
         levels = (2 ** (bits - 1) - 1) // clients
         return levels, largest * (WIDE if bits == 32 else 1) / levels
@@ -241,7 +241,7 @@ class RingCodec(SumCodec):
 
 
 def codec_of(config: Config, schemas: Schemas) -> SumCodec:
-    """That of a run with secure aggregation, the same on its server and its clients."""
+    """The codec of a run with secure aggregation, the same on its server and its clients."""
     privacy = config.privacy
     if privacy.clip is not None and privacy.noise_multiplier > 0:
         return NoisyCodec(schemas.shared.size, privacy.clip, privacy.noise_multiplier)

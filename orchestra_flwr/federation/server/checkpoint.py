@@ -34,7 +34,7 @@ from orchestra_flwr.tensor_files import load_tensors, save_tensors
 EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
-LEARNED_ROUNDS = 3  # a deadline follows from: one alone may have asked quick clients only
+LEARNED_ROUNDS = 3  # before there is a deadline: one alone may have asked only quick clients
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Position:
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
     # How far replies moved the model in the last stages
     usual: dict[str, list[float]] = field(default_factory=dict)
-    # Of the best encoder so far its round and score; empty without any
+    # Round and score of the best encoder so far; empty without any
     best: dict[str, float] = field(default_factory=dict)
     # Clients of a simulation that have had the frozen weights
     holders: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Position:
     clock: dict[str, Any] = field(default_factory=dict)  # the virtual time, where there is one
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Position:
-        """With one more round in what is counted.
+        """The position after one more round.
 
         Args:
             seconds: that it took, with its evaluation.
@@ -92,7 +92,7 @@ class Position:
         return replace(self, counted=[each for each in self.clients if each in counted])
 
     def limit(self, federation: FederationConfig) -> float:
-        """Seconds after which a stage of the next round waits for nobody."""
+        """Seconds after which a stage of the next round waits no longer."""
         if federation.deadline is None or len(self.slowest) < LEARNED_ROUNDS:
             return federation.round_timeout
         return min(federation.round_timeout, federation.deadline * max(self.slowest))
@@ -107,12 +107,12 @@ def save_checkpoint(
 ) -> None:
     """Replaces the folder's latest checkpoint atomically; on an error it stays.
 
-    That of the round before, and some before it, are kept under their numbers.
+    The checkpoints of the round before, and of some before that, are kept under their numbers.
 
     Args:
         record: what :class:`orchestra_flwr.reporting.folder_record.FolderRecord` says of the other
             files of the run; None: nothing is known of them.
-        best: the best encoder so far, with that of `position`; None: the run keeps the last one.
+        best: the best encoder so far, that of `position.best`; None: the run keeps the last one.
 
     Raises:
         FederationError: the file cannot be written, for example on a full disk.
@@ -186,7 +186,7 @@ def _position(values: dict[str, Any]) -> Position:
 
 
 def run_id(folder: Path) -> str:
-    """What tells this run from all others, however often it is resumed; made when first asked.
+    """An id that tells this run from all others, and stays when it is resumed; made at first use.
 
     Raises:
         FederationError: the file cannot be written or read.
@@ -212,7 +212,7 @@ def noise_key(folder: Path) -> bytes:
 
 
 def _drawn_once(path: Path, size: int, what: str) -> str:
-    """So many bytes of the system's in hexadecimal; a file holds them from the first call on."""
+    """So many of the system's random bytes, in hexadecimal; a file keeps them for later calls."""
     try:
         if not path.is_file():
             make_private_folder(path.parent)

@@ -38,9 +38,9 @@ class Cohorts:
         learner = self.federation.models.learner
         self._capacity = learner.capacity  # clients of a run at most; None: any number
         self._keep_state = keeps_state(self._config, learner) or self._exchange.remembers
-        self._sum_is_full = False  # whether a person knows that more clients are here
-        self._over_capacity: set[str] = set()  # clients for whom there was no number any more
-        self._capped: set[str] = set()  # clients of which a person knows that not all images count
+        self._sum_is_full = False  # whether it was shown that more clients are here
+        self._over_capacity: set[str] = set()  # clients for whom there was no number left
+        self._capped: set[str] = set()  # clients for whom it was shown that not all images count
 
     def draw(self, number: int, position: Position, *, evaluated: bool) -> tuple[Round, Position]:
         """Waits for the clients and draws the round's cohort; new clients get their numbers.
@@ -90,7 +90,7 @@ class Cohorts:
         images = round_.images
         if self.work is not None:
             self.work.begin_round(round_, self._exchange.results(size))
-            images = {**self.work.images, **images}  # who has left may answer all the same
+            images = {**self.work.images, **images}  # one that has left may still answer
         work = self.timeline if self.work is None else self.work
         arrivals = self._exchange.arrivals(number, clients, size, work, self._config.seed)
         versions = dict(arrivals)
@@ -121,7 +121,7 @@ class Cohorts:
             "(terms.<name>.capacity)"
         )
         if len(late) == len(nodes):
-            raise FederationError(f"client {late[0]} cannot take part: {why}, and none is there")
+            raise FederationError(f"client {late[0]} cannot take part: {why}, none of whom is here")
         for name in late:
             if name not in self._over_capacity:
                 self.message(f"client {name} does not take part: {why}")
@@ -135,7 +135,7 @@ class Cohorts:
         self._capped |= new
         if new:
             self.message(
-                f"of client {named(sorted(new, key=client_order))} {most} images count in means, "
+                f"client {named(sorted(new, key=client_order))}: {most} images count in means, "
                 f"federation.max_weight={self._config.federation.max_weight:g} times the median"
             )
 
@@ -153,9 +153,9 @@ def max_counted_images(images: Collection[int], times: float | None) -> int | No
     """Images of a client that count in a mean, at most; None: all do.
 
     Args:
-        times: the median of which is the most, the lower one of two. A client may say what it
-            likes: with fewer than half of all clients it can neither raise nor lower the median
-            beyond what others have.
+        times: so many times the median is the most, the lower median of two. Clients may claim
+            what they like: fewer than half of them can neither raise nor lower the median beyond
+            what the others have.
     """
     if times is None or not images:
         return None
@@ -176,7 +176,7 @@ def cohort_seed(config: Config, key: bytes | None) -> int:
 
 
 def draw_cohort(clients: Collection[str], size: int, seed: int, round_: int) -> tuple[str, ...]:
-    """The round's clients, so many, in the order of :func:`client_order`.
+    """Draws the round's clients, so many, in the order of :func:`client_order`.
 
     Depends on the seed and the round alone, so that a resumed run asks the same clients.
     """
@@ -192,6 +192,6 @@ def assign_numbers(
 
     Args:
         clients: those that have numbers already.
-        most: who would be one more than so many gets no number; None: everybody gets one.
+        most: so many clients get a number, and later ones none; None: everybody gets one.
     """
     return [*clients, *sorted(set(present) - set(clients), key=client_order)][:most]

@@ -1,4 +1,4 @@
-"""Every real client gets the encoder that it helped to train, with its model card."""
+"""Sends every real client the encoder that it helped to train, with its model card."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -44,23 +44,23 @@ SHARED = "shared"  # in the run folder: the encoder that was sent during the run
 class EncoderDelivery:
     """Offers an encoder to each client, and sends it to those that want it.
 
-    A client that has it already, as one of a server that was killed here, is sent nothing. What
-    it says is one of three words; any other is no answer.
+    A client that already has it, for instance from a server that was killed after sending it, is
+    sent nothing. It answers with one of three words; any other is not an answer.
     """
 
     grid: Grid  # the SuperLink's
     members: ConnectedMembers
     folder: RunFolder
     # Of the run. A client may take `federation.round_timeout` to fetch the encoder, and
-    # `federation.min_clients` are waited for also where nobody has been met, as after a run was
-    # resumed when it was over.
+    # `federation.min_clients` are waited for even if none has been met, as when a finished run is
+    # resumed.
     config: Config
     show: Callable[[str], None]  # takes a line about what happened
     _: KW_ONLY
-    every: int | None  # also after so many rounds; None: at the end alone
+    every: int | None  # sent also whenever so many rounds have passed; None: only at the end
     wait: float  # seconds that the end waits for clients that are away
-    # Takes how far it is: the encoder's SHA-256, the names of the clients that have it and of those
-    # that do not, and whether that is the end of it.
+    # Takes how far delivery is: the encoder's SHA-256, the names of the clients that have it and of
+    # those that do not, and whether delivery is over.
     note: Callable[[str, list[str], list[str], bool], None] = lambda *values: None
     queued: bool = False  # whether a queue's server sends it to clients that come later
 
@@ -72,7 +72,7 @@ class EncoderDelivery:
             self.before = read_json(self.folder.summary).get("encoder_sent")
 
     def place(self, round_: int, rounds: int) -> RunFolder | None:
-        """Where the encoder is to be saved that is sent after a round; None: none is sent."""
+        """Where to save the encoder that is sent after a round; None: none is sent."""
         if self.every is None or round_ % self.every or not 0 < round_ < rounds:
             return None
         folder = RunFolder(self.folder.path / SHARED)
@@ -80,10 +80,10 @@ class EncoderDelivery:
         return folder
 
     def during(self, encoder: Path, at_work: Set[str] = frozenset()) -> None:
-        """Sends an encoder to the clients that are here, but for those that could not answer yet.
+        """Sends an encoder to the clients that are here, except those that cannot answer yet.
 
         Args:
-            at_work: clients that train; those that were late are known.
+            at_work: clients that train; late ones are left out as well.
         """
         busy = {*at_work, *self.members.late}
         self._report(self._send(encoder, wait=0, busy=busy), set())
@@ -97,7 +97,7 @@ class EncoderDelivery:
             sent for it since the run began or was resumed.
         """
         digest = file_sha256(self.folder.encoder)
-        # Of a run that was over and is resumed, clients that were away then are waited for.
+        # If a finished run is resumed, the clients that were away at its end are waited for.
         same = self.before if self.before and self.before.get("sha256") == digest else {}
         expected = self.members.met | {*same.get("away", ())}
         answers = self._send(self.folder.encoder, wait=self.wait, expected=expected)
@@ -105,7 +105,7 @@ class EncoderDelivery:
         self._report(answers, away)
         holders = {name for name, word in answers.items() if word == STORED}
         without = {*away, *answers} - holders
-        holders |= {*same.get("clients", ())} - without  # who has not been met since
+        holders |= {*same.get("clients", ())} - without  # those that have not been met since
         without |= {*same.get("without", ())} - holders
         return {
             "sha256": digest,
@@ -122,7 +122,7 @@ class EncoderDelivery:
         expected: Set[str] = frozenset(),
         busy: Set[str] = frozenset(),
     ) -> dict[str, str]:
-        """The word of each client that answered; of a failure what is shown of it."""
+        """Returns the word of each client that answered; for a failure, what is shown of it."""
         description, digest = encoder.with_suffix(".json").read_text(), file_sha256(encoder)
         offer = ConfigRecord(
             {
@@ -162,7 +162,7 @@ class EncoderDelivery:
     def _ask(
         self, nodes: Mapping[str, int], content: RecordDict, timeout: float
     ) -> Iterator[tuple[str, str]]:
-        """Name and word of each client that answers; those that do not are lost."""
+        """Yields name and word of each client that answers; the others are marked as lost."""
         ttl = time_to_live(timeout)
         messages = [Message(content, node, ENCODER_KIND, ttl=ttl) for node in nodes.values()]
         self._bytes += len(messages) * payload_bytes(content)
@@ -177,7 +177,7 @@ class EncoderDelivery:
                 answer = reply.content.config_records.get(CONFIG, ConfigRecord())
                 word = str(answer.get(ENCODER, ""))
                 known = word in (STORED, TOO_LARGE, WANTED)
-                yield name, word if known else "it gives no answer that is known"
+                yield name, word if known else "its answer is unknown here"
         self.members.mark_lost(lost)
 
     def _card(self, encoder: Path) -> str:
@@ -203,5 +203,5 @@ class EncoderDelivery:
 
     def _later(self) -> str:
         if self.queued and self.members.verify:  # the queue's server knows them by their keys
-            return "who comes back while the queue waits for a run gets it then"
+            return "those that come back while the queue waits for a run get it then"
         return f"resume={self.folder.path} sends it once more"

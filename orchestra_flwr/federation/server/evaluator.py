@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 Scores = dict[str, dict[str, Any]]  # backbone -> score -> value
 
-# Whose BatchNorm statistics the better scores before training are of, and those beside them.
+# Names of BatchNorm statistics, for the better scores before training and the others beside them.
 LOADED = "loaded"  # with the network's weights, such as pretrained ones
-OF_STATISTICS = "_statistics"  # ends the key of the scores beside
+OF_STATISTICS = "_statistics"  # suffix of the key of the others
 MAX_REMEMBERED = 1024  # scores of backbones, so that a run of any length takes no more memory
 
 
@@ -49,7 +49,7 @@ class Evaluator:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        # Images that lie beside class folders cannot be told right from wrong.
+        # Training images without a label (beside the class folders) can be no score's ground truth.
         if self.dataset is not None:
             labelled = replace(self.dataset, train=self.dataset.train.labelled)
             self.dataset = limited_dataset(labelled, self.config.evaluation.limit)
@@ -87,7 +87,7 @@ class Evaluator:
 
     @property
     def fewer_voters(self) -> str | None:
-        """What is said where kNN has no score, or fewer votes than asked for; None if neither."""
+        """A line for where kNN has no score, or fewer votes than asked for; None if neither."""
         if self.why_not is None and self.dataset and self.dataset.train.tags is not None:
             return "images with several labels are evaluated by mean average precision (mAP) alone"
         k, bank = self.config.evaluation.knn_k, len(self.dataset.train) if self.dataset else 0
@@ -139,8 +139,8 @@ class Evaluator:
     def beside(self, untrained: Method) -> Iterator[None]:
         """Evaluates a method that nobody has trained, in a thread beside the block.
 
-        :meth:`scores` of it waits for that, and fails where this has failed. With the block the
-        evaluation ends, and this evaluator is of no more use.
+        A call of :meth:`scores` for it waits for that, and tries again what has failed. The
+        evaluation ends with the block; after that, this evaluator cannot be used.
         """
         with ThreadPoolExecutor(1, "evaluation") as thread:
             thread.submit(self.scores, untrained, untrained=True)
@@ -266,7 +266,7 @@ class Evaluator:
 
 
 def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) -> dict[str, Any]:
-    """As :meth:`Evaluator.scores` before training, of the network's own `kind` of statistics.
+    """As :meth:`Evaluator.scores` before training; `kind` says which statistics `own` has.
 
     Without labels nothing says which are better; those of the pretraining are taken, if any are.
     """

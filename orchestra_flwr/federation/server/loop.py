@@ -245,7 +245,7 @@ class FederationRun:
         return position
 
     def _after(self, position: Position, report: RoundReport, round_: Round) -> Position:
-        """The position with what is remembered of the round that it is after."""
+        """The position, with what is remembered of the round that has just ended."""
         exchange, best = self.federation.exchange.state(), self.best.position()
         position = replace(position, exchange=exchange, best=best)
         if self.timeline:
@@ -352,7 +352,7 @@ class FederationRun:
         return summary
 
     def _evaluate_last(self, record: dict[str, Any]) -> None:
-        """Adds to a round's record what the last one has, if the run ends before it was planned."""
+        """Adds an evaluation to the last round's record if it lacks one: the run ended early."""
         evaluated = (record.get("scores") or {}).keys()
         if evaluated >= self.learner.method.backbones().keys():
             return
@@ -362,6 +362,6 @@ class FederationRun:
         self.best.consider(record, *self._kept_backbone())
 
     def _kept_backbone(self) -> tuple[str, Backbone]:
-        """The name and the module of the one that is saved."""
+        """The name and the module of the backbone that is saved."""
         backbones = ordered_backbones(self.learner.method, self.config.evaluation.backbone)
         return next(iter(backbones.items()))

@@ -22,11 +22,11 @@ from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 NODE_WAIT_SECONDS = 600.0  # Ray starts its workers meanwhile
 NODE_POLL_SECONDS = 0.1
 POLL_SECONDS = 0.5
-GREETED_AT_ONCE = 100  # fresh greetings: a SuperLink looks at each message for whoever asks for one
+GREETED_AT_ONCE = 100  # fresh greetings: a SuperLink searches all messages for each node that asks
 GREETING_SECONDS = 15.0  # a round waits so long for the answer of a client that has just come
-NEWCOMERS_SECONDS = 300.0  # at most for all: two that come and go by turns would hold up a run
+NEWCOMERS_SECONDS = 300.0  # at most for all: two that come and go in turn would hold up a run
 GREETED_AGAIN_SECONDS = 60.0  # after which a greeting that nobody answered may have been lost
-MAX_NAME = 64  # characters of a real client's
+MAX_NAME = 64  # characters of a real client's name
 # Until a client that refused is asked again; doubled each time.
 RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 
@@ -34,11 +34,11 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 class Members(ABC):
     """Knows the clients of a federation; marks and announcements are for those that come and go."""
 
-    replays: bool  # whether a client that is asked for a round once more does the same to the bit
+    replays: bool  # whether a client that repeats a round returns the same bits
     share_disk: bool  # whether clients can write into the run folder, to keep their state there
     names: tuple[str, ...]  # of all clients, in their order; () where they come and go
     images: dict[str, int]  # that each client has; real ones said so when they joined
-    holders: set[str]  # clients that have what nobody trains; the server adds to it
+    holders: set[str]  # clients that have the frozen weights; the server adds to it
     # Whether the registered key of a client of this name signed something; None: they have no keys
     verify: Verify | None = None
 
@@ -54,22 +54,22 @@ class Members(ABC):
         """From now on clients are asked whether they have the frozen weights of this digest."""
 
     def mark_lost(self, names: Collection[str]) -> None:  # noqa: B027 (or they are asked anyway)
-        """These clients did not answer: they are asked again when they have shown up again."""
+        """Notes clients that did not answer: they are asked again once they have shown up."""
 
     def revoked(self, name: str) -> bool:
-        """Whether a client's key, with which it joined, is registered no more."""
+        """Whether the key with which a client joined is no longer registered."""
         return False
 
     def mark_late(self, names: Collection[str]) -> None:  # noqa: B027 (or nobody is late)
-        """Nobody waits for these clients, which may still work: they are asked when free."""
+        """Notes clients that may still work but are not waited for: they are asked when free."""
 
 
 class SimulatedMembers(Members):
     """The clients of a simulation: all there, always the same, on however many nodes.
 
-    Any node can be any client: a message says which one it shall be. So a simulation needs as many
-    nodes as clients are at work, and no node has to be asked who it is. Who failed is asked again,
-    and nobody is late.
+    Any node can act as any client: each message says as which. So a simulation needs as many nodes
+    as clients are at work, and no node has to be asked who it is. A client that failed is asked
+    again, and nobody is late.
 
     Args:
         parts: of the images, by the clients' names.
@@ -109,10 +109,10 @@ class ConnectedMembers(Members):
     """The clients that are connected to a SuperLink; they come and go.
 
     Every new node is greeted: it learns the run's configuration and answers with its name and
-    images, or with one word for what keeps it from taking part. What does may pass, as a disk that
-    is not mounted yet: a client that refused or failed is asked again, less and less often. A
-    client whose key is registered has the name of its key, and counts as another one when that
-    changes; others say their own.
+    images, or with one word for what keeps it from taking part. That may pass, for example when a
+    disk is mounted: a client that refused or failed is asked again, less and less often. A client
+    whose key is registered has the name of its key, and counts as another one when that changes;
+    others choose their own.
     """
 
     replays = False
@@ -142,7 +142,7 @@ class ConnectedMembers(Members):
         self._registered: dict[int, str] = {}  # node -> the name of its key
         self._nodes: dict[str, int] = {}
         self._greeted: dict[int, tuple[str, float]] = {}  # node -> message id, when it was sent
-        self._not_greeted = 0  # nodes that have come, and whose turn has not
+        self._not_greeted = 0  # nodes that have come and wait for their greeting
         self._patience: dict[int, float] = {}  # node -> seconds until it is greeted once more
         self._answered_nodes: set[int] = set()  # nodes that have answered, with a yes or a no
         self._refused: dict[int, _Refusal] = {}
@@ -175,7 +175,7 @@ class ConnectedMembers(Members):
         )
 
     def present(self) -> Mapping[str, int]:
-        """As :meth:`connected`, and waits for nobody."""
+        """As :meth:`connected`, without waiting."""
         before, keys, nodes = self._registered, self.keys(), self.grid.get_nodes()
         self._registered = {
             node.node_id: "" if keys is None else keys[node.public_key]
@@ -214,7 +214,7 @@ class ConnectedMembers(Members):
         return keys is not None and name not in keys.values()
 
     def mark_late(self, names: Collection[str]) -> None:
-        """As :meth:`Members.mark_late`: a client answers one message after the other, so who
+        """As :meth:`Members.mark_late`: a client answers one message after the other, so one that
         answers a new greeting is free. Those that work count as clients that are here."""
         for name in names:
             if (node := self._nodes.get(name)) is not None:
@@ -306,7 +306,7 @@ class ConnectedMembers(Members):
             self._postpone(node, registered_name or name, f"client {name} is refused: {refusal}")
             return
         self._refused.pop(node, None)
-        # One without a key that was started anew has a new node, and so has its twin.
+        # A client without a key that was restarted has a new node, as has another of the same name.
         twin = self._nodes.get(name, node) != node
         self._nodes[name], self.images[name] = node, images
         self.met.add(name)

@@ -20,8 +20,8 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
 
 TRAVELLING = (Role.SHARED, Role.SERVER)
-# What the names of tensors in a checkpoint begin with: those of all models but the first, of
-# residuals and of moments; and what they are of, if they do not fit.
+# Prefixes of tensors in a checkpoint: of all models but the first, of residuals and of moments; and
+# what an error calls them if they do not fit.
 MODELS, RESIDUALS, OPTIMIZER = "models/", "residuals/", "server_optimizer/"
 KINDS = {
     MODELS: "other models",
@@ -34,12 +34,12 @@ class Models:
     """Named models of one kind: one is loaded in the learner, the others wait as flat arrays.
 
     Memory is that of the models and of their optimizers' moments; with one model nothing is copied.
-    With a folder the shared states of those that wait are in a file, which has no name and is gone
-    with the process; then memory is that of one model and of the moments.
+    With a folder the shared states of those that wait are in an unnamed file, which is gone with
+    the process; then memory is that of one model and of the moments.
 
-    Where the wire has residuals, each model has one: what rounding took from it when it was sent
-    the last time before it changed. It is added whenever the model is sent, so that clients get the
-    model as a mean over the rounds. It takes as much memory as the model, in the same place.
+    Where the wire has residuals, each model has one: what rounding took from it when it was last
+    sent before it changed. It is added whenever the model is sent, so that over the rounds clients
+    get the unrounded model on average. It takes as much memory as the model, in the same place.
 
     Args:
         learner: the server's; its state is that of the first model.
@@ -88,7 +88,7 @@ class Models:
         return self.names[0]
 
     def load(self, name: str) -> Learner:
-        """The learner with the state of this model, which changes to it change.
+        """The learner with the state of this model; what changes it changes the model.
 
         Raises:
             FederationError: the exchange names a model that it does not have.
@@ -119,7 +119,7 @@ class Models:
         """Makes the mean of the clients' states, or of their updates, a model's new state.
 
         Args:
-            mean: (size,) float32; its memory is used.
+            mean: (size,) float32; may be overwritten.
             received: what :meth:`as_received` returned for the model as it is, where that is known.
 
         Raises:
@@ -167,8 +167,7 @@ class Models:
         """Takes back what :meth:`tensors` returned.
 
         Raises:
-            ValueError: it is that of other models, or of another optimizer; then nothing has
-                changed.
+            ValueError: they are of other models, or of another optimizer; then nothing has changed.
         """
         ours = self.tensors()
         needed, stored = _shapes(ours), _shapes(saved)
@@ -186,7 +185,7 @@ class Models:
         """Makes the shared states of models weighted sums of those before.
 
         Args:
-            weights: by each such model the weights of models by their names.
+            weights: for each such model, the weights of models by their names.
         """
         self._store_active()
         sources = sorted({source for row in weights.values() for source in row})
@@ -224,7 +223,7 @@ class Models:
         return (apart / length) ** 0.5 if length > 0 else 0.0
 
     def _as_sent(self, name: str) -> np.ndarray:
-        """(size,) shared state of a model as it is encoded."""
+        """(size,) shared state of a model, with its residual, just before it is encoded."""
         shared = self.shared(name)
         return shared + self._residuals[name] if name in self._residuals else shared
 
@@ -233,13 +232,13 @@ class Models:
         return self._waiting[name][Role.SHARED]
 
     def _store_active(self) -> None:
-        """Lets the loaded model wait like all others; what is in the learner is no model's then."""
+        """Puts the loaded model with those that wait; the learner then holds no model's state."""
         if self._loaded is not None:
             self._waiting[self._loaded] = self._packed(self._loaded)
             self._loaded = None
 
     def _packed(self, name: str) -> dict[Role, np.ndarray]:
-        """The learner's state, where this model waits."""
+        """The learner's state, packed where this model waits."""
         packed = {r: schema.pack(self.learner.state(r)) for r, schema in self._schemas.items()}
         if name in self._rows:
             self._rows[name][...] = packed[Role.SHARED]
@@ -248,14 +247,14 @@ class Models:
 
 
 def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np.ndarray]:
-    """(size,) float32 for each name in a file of this folder that has no name."""
+    """(size,) float32 for each name, in an unnamed file in this folder."""
     with TemporaryFile(dir=folder) as file:
         matrix = np.memmap(file, np.float32, "w+", shape=(len(names), max(1, size)))
     return {name: matrix[row, :size] for row, name in enumerate(names)}
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Shapes and types of a checkpoint's tensors by what they are of, and by their names."""
+    """Shapes and types of a checkpoint's tensors, by kind and then by name."""
     shapes: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         prefix = f"{name.partition('/')[0]}/"

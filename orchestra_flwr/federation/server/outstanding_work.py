@@ -62,7 +62,7 @@ class OutstandingWork:
         members: Members,
         started: Callable[[int, int, str], None],
     ) -> Self | None:
-        """Of an exchange whose clients begin and end when they can, if they are real ones."""
+        """For an exchange whose clients begin and end when they can, if they are real ones."""
         asynchronous = isinstance(federation.exchange, Asynchronous)
         if not (asynchronous and isinstance(members, ConnectedMembers)):
             return None
@@ -84,7 +84,7 @@ class OutstandingWork:
         return {client: asked.images for client, asked in self._asked.items()}
 
     def free(self, clients: Collection[str], *, wait: bool = True) -> list[str]:
-        """Those of the clients that are still here; waits until enough are where nobody works."""
+        """Those of the clients that are still here; may wait until enough have come."""
         here = self.members.connected() if wait else self.members.present()
         # One that left and came back may run on another node.
         self._round = replace(self._round, nodes={**self._round.nodes, **here})
@@ -145,7 +145,7 @@ class OutstandingWork:
         return self._sent.bytes_down
 
     def give_up(self) -> None:
-        """Nobody waits for what is under way."""
+        """Gives up all work that is under way."""
         for asked in self._asked.values():
             if asked.key is not None:
                 self.grid.give_up(asked.key)

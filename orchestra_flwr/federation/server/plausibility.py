@@ -1,14 +1,14 @@
-"""Whether a reply can be what training made of a model: how far it moved it, beside the others.
+"""Whether a reply is plausible: how far it moved the model, compared with the others.
 
-What a reply changed of the model that was sent is measured by two L2 norms: of the weights and of
-all else but BatchNorm's running statistics, and of these statistics, variances as deviations. Each
-may be `federation.max_update` times what is usual, or as large as the model's own. Usual is the
-median of the stage's other replies and of the medians of the last stages, or the median of the
-latter alone, whichever is more; where there is neither, the model's own norm.
+A reply's change of the model that was sent is measured by two L2 norms: one of BatchNorm's running
+statistics, with variances as standard deviations, and one of all else. Each may be
+`federation.max_update` times what is usual, or as large as the model's own. Usual is the median of
+the stage's other replies and of the medians of the last stages, or the median of the latter alone,
+whichever is more; where there is neither, the model's own norm.
 
 So the bound depends neither on the order of replies nor on the reply that is judged, and fewer than
-half of a cohort cannot take it away from what the others do. The model's own norm is there against
-clients that change nothing, which could make all others look too large.
+half of a cohort cannot move it beyond what the others do. The model's own norm is there because
+clients that change nothing could otherwise make all others look too large.
 """
 
 import math
@@ -45,10 +45,10 @@ def with_last(usual: Usual, stages: Sequence[Mapping[str, Moved]]) -> dict[str, 
 
 @dataclass
 class Plausibility:
-    """Judges the replies of a stage, most of them at once.
+    """Judges the replies of a stage, most of them as they come.
 
-    A reply that exceeds the bound of the model and of the last stages waits in a file that has no
-    name, until all are there. Memory is a few numbers for each reply.
+    A reply that exceeds the bound of the model and of the last stages waits in an unnamed file
+    until all are there. Memory is a few numbers for each reply.
     """
 
     schema: Schema  # of the shared state
@@ -117,7 +117,7 @@ class Plausibility:
         return None
 
     def _bound(self, model: str, kind: str, others: Sequence[float] | None = None) -> float:
-        """What a norm may be, as far as it is known without the others."""
+        """The most that a norm may be; without `others`, as far as that is known without them."""
         assert self.times is not None
         own = self._models[model][kind] or self.schema.size**0.5  # a model of zeros has no size
         last = self.usual.get(kind, ())
@@ -127,7 +127,7 @@ class Plausibility:
         return max(own, self.times * max(usual, default=0))
 
     def _norms(self, state: np.ndarray, before: np.ndarray | None = None) -> Norms:
-        """Of the difference of two states; of the state itself without another."""
+        """The norms of the difference of two states, or of one state alone."""
 
         def squared(span: slice, scale: Callable[[np.ndarray], np.ndarray] = np.asarray) -> float:
             other = np.float32(0) if before is None else scale(before[span])
@@ -147,7 +147,7 @@ def _squared_norm(values: np.ndarray, others: np.ndarray | np.float32) -> float:
     """Of the difference of float32 vectors; in float64 only where that of float32 is infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         difference = values - others
-        square = float(np.einsum("i,i->", difference, difference))  # BLAS sums as it has threads
+        square = float(np.einsum("i,i->", difference, difference))  # BLAS: bits vary by threads
     if math.isfinite(square):
         return square
     return float(np.square(np.subtract(values, others, dtype=np.float64)).sum())

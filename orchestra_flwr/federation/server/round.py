@@ -1,6 +1,6 @@
 """A round as a value, and what stays the same from round to round.
 
-A round is: who can be asked, who is, and what a message must know beside the state.
+A round says who can be asked, who is asked, and what messages need beside the state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +35,13 @@ class Round:
     # That each client joined with; {}: unknown
     images: Mapping[str, int] = field(default_factory=dict)
     max_counted_images: int | None = None  # of a client that count in a mean; None: all do
-    # Of what moved the model before, see :class:`Plausibility`
+    # How far replies moved the model before, see :class:`Plausibility`
     usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    # Seconds after which a stage waits for nobody; None: `federation.round_timeout`
+    # Seconds after which a stage waits no longer; None: `federation.round_timeout`
     limit: float | None = None
-    busy: int = 0  # clients that are there, and at work on what nobody waits for
-    # By client the round whose model it began with, in the order in which results came; {}: all
-    # begin with the newest
+    busy: int = 0  # clients that are there, but at work on what is no longer awaited
+    # For each client the round whose model it began with, in the order in which results came; {}:
+    # all begin with the newest
     versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -55,7 +55,7 @@ class Round:
         return self.number > 0
 
     def counted(self, images: int) -> int:
-        """As how many a client's images count in a mean."""
+        """How many of a client's images count in a mean."""
         return images if self.max_counted_images is None else min(images, self.max_counted_images)
 
 
@@ -77,7 +77,7 @@ class Federation:
     # `privacy.noise_multiplier`, and not where clients add the noise to their sum
     key: bytes | None = None
     folder: Path | None = None  # for what does not fit into memory; None: the system's
-    frozen: FrozenWeights | None = None  # what nobody trains; None: all is trained
+    frozen: FrozenWeights | None = None  # which nobody trains; None: all is trained
     on_asked: Callable[[str], None] = lambda client: None  # called with each that is sent a model
 
     def __post_init__(self) -> None:

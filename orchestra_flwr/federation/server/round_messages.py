@@ -47,7 +47,7 @@ class RoundMessages:
         return self.timeline is not None or early
 
     def exchange(self, round_: Round, report: RoundReport) -> None:
-        """All stages of a round.
+        """Runs all stages of a round.
 
         Raises:
             FederationError: too few clients answered well.
@@ -110,7 +110,7 @@ class RoundMessages:
         strategy.began = work.since(round_.cohort)
         report.bytes_down += work.bytes_sent
         strategy.aggregate_train(round_.number, work.replies(round_.cohort))
-        report.asked = min(report.asked, work.results)  # who fails is none of those waited for
+        report.asked = min(report.asked, work.results)  # failed clients are not waited for
 
     def _after(self, round_: Round, report: RoundReport) -> None:
         """Says what a person should know of a round, and checks whether it may count."""
@@ -133,7 +133,7 @@ class RoundMessages:
         self.members.mark_late(report.late)
 
     def _with_reasons(self, dropped: list[Dropped]) -> list[Dropped]:
-        """Of clients that were kept from answering the server knows why."""
+        """Replaces the reason of silent clients that could not answer: their keys were revoked."""
         return [
             replace(each, reason=REVOKED)
             if each.silent and self.members.revoked(each.client)
@@ -155,11 +155,11 @@ class RoundMessages:
         )
 
     def ask_for_scores(self, round_: Round, report: RoundReport) -> None:
-        """Clients' scores of the round's average, on their own images."""
+        """Asks clients for their scores of the round's average, on their own images."""
         model_of, first = self.federation.exchange.model_of, self.federation.models.first
         silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
         silent |= {*report.late}
-        silent |= {*round_.cohort} - round_.nodes.keys()  # who left, and answered all the same
+        silent |= {*round_.cohort} - round_.nodes.keys()  # those that left, but had answered
         asked = [client for client in round_.cohort if client not in silent]
         stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
         now = replace(round_, versions={})
@@ -180,10 +180,10 @@ class RoundMessages:
 def check_round(
     federation: Federation, round_: Round, report: RoundReport, earlier: int | None = None
 ) -> None:
-    """Says, when all stages are over, whether the round's result may be kept.
+    """Checks, when all stages are over, whether the round's result may be kept.
 
     Args:
-        earlier: the round before the last one to which the run can go back; None: to none.
+        earlier: a round before the last one, to which the run can go back; None: there is none.
 
     Raises:
         FederationError: fewer good replies than `federation.min_success` asks for, or no
@@ -214,7 +214,7 @@ def check_round(
 
 
 def missing_release_message(federation: Federation, round_: Round, report: RoundReport) -> str:
-    """Says of a round that no client's release was used, and what can be done."""
+    """The message that no client's release was used in a round, and what can be done."""
     release, privacy = federation.release, federation.config.privacy
     assert release is not None
     if report.below_minimum:

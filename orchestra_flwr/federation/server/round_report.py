@@ -8,8 +8,8 @@ from statistics import median_low
 from orchestra_flwr.evaluation import Drift, LabelFreeScores
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED, SMALLEST_GROUP, TRAINED
 
-FAR = 100  # times the median of the clients, or 1: a metric beyond is in no mean
-LastUsed = dict[str, dict[str, int]]  # client to what it was used for to the latest such round
+FAR = 100  # times the clients' median, or times 1 if that is more: a metric beyond is in no mean
+LastUsed = dict[str, dict[str, int]]  # the latest round by client and by what it was used for
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Moved:
-    """Of the norms of what a stage's good replies changed."""
+    """The median and the largest norm of what a stage's good replies changed."""
 
     median: float
     largest: float
@@ -46,13 +46,13 @@ class RoundReport:
     """What happened in a round, for the metrics."""
 
     seconds: float = 0.0  # that it took, without its evaluation
-    # Tasks of all stages so far; of a stage that does not wait for all, so many as end it
+    # Tasks of all stages so far; in a stage that does not wait for all, so many as end it
     asked: int = 0
     answered: int = 0  # those of them that were answered well
     dropped: list[Dropped] = field(default_factory=list)  # those whose replies were not used
     late: list[str] = field(default_factory=list)  # not waited for any more: their work is not used
     slowest: float | None = None  # seconds until the last good reply; None where nobody looked
-    examples: int = 0  # images of the others
+    examples: int = 0  # images of the clients whose replies were used
     # Client, weight and metrics of each good reply
     results: list[tuple[str, float, dict[str, float]]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)  # means, weighted as the average is
@@ -70,8 +70,8 @@ class RoundReport:
     contributed: bool = False  # whether any client contributed something to the server's state
     server_measures: dict[str, float] = field(default_factory=dict)  # of the first model's state
     server_state_kept: bool = False  # no client contributed anything, so it is the old one
-    # Means of the clients' scores of the average without labels, weighted by images; None where
-    # they were not asked or none answered
+    # Means of the clients' label-free scores of the average, weighted by images; None where they
+    # were not asked or none answered
     label_free: LabelFreeScores | None = None
     # What each client's own model scores on the classes that the client holds
     own_classes: list[dict[str, float]] = field(default_factory=list)
@@ -98,8 +98,8 @@ class RoundReport:
 
         Args:
             before: the same before this round.
-            versions: by client the round whose model it began with, where that is another than the
-                last: the client knows its work by the round after that.
+            versions: for each client that did not begin with the last round's model, the round of
+                the model that it began with; it knows its work by the number of the next round.
         """
         last_used = {name: dict(rounds) for name, rounds in before.items()}
         for word, names in ((TRAINED, self.trained), (CONTRIBUTED, self.contributors)):
@@ -118,7 +118,7 @@ class RoundReport:
         self.metrics = {name: self._mean(name) for name in sorted(names - {SMALLEST_GROUP})}
 
     def _mean(self, name: str) -> float:
-        """Of one metric, without what is out of all proportion."""
+        """The mean of one metric, without values that are out of all proportion."""
         reported = [(c, w, metrics[name]) for c, w, metrics in self.results if name in metrics]
         if "/" in name:  # losses and the like; images and seconds are bounded
             most = FAR * max(1.0, median_low(abs(value) for *_, value in reported))

@@ -20,7 +20,7 @@ from orchestra_flwr.models import Backbone, Encoder, save_encoder
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.training import Learner, begins_trained
 
-BEST = "best/"  # what the names of the best one's tensors in a checkpoint begin with
+BEST = "best/"  # prefix of the best encoder's tensors in a checkpoint
 BY_LABELS = ("knn", "linear")
 Evaluated = tuple[Scores | None, dict[str, Any]]  # the run's scores, and entries of the record
 NOT_EVALUATED: Evaluated = (None, {})
@@ -44,17 +44,17 @@ class RunEncoders:
         """Whether a round's scores are those of the model that it begins with.
 
         Round 0 trains nothing, so its evaluation need not wait for workers that are still starting.
-        Several models may be mixed in it.
+        With several models, round 0 may mix them.
         """
         return number == 0 and len(self.models.names) == 1
 
     def evaluate(self, number: int) -> Evaluated:
-        """The scores of the models as they are.
+        """Evaluates the models as they are.
 
-        The run's scores are None without labels. The entries of the round's record are `models`, by
-        name each one's `weight` and `scores`, where there are several; with a mean model also
-        `nodes`, mean, least and largest of the scores by backbone, and `consensus`, how far the
-        models are from their mean.
+        The run's scores are None if nothing can be evaluated. With several models, the entries of
+        the round's record are `models`, with each one's `weight` and `scores` by its name; with a
+        mean model also `nodes`, the mean, least and largest of the scores by backbone, and
+        `consensus`, how far the models are from their mean.
         """
         evaluator, models, exchange = self.evaluator, self.models, self.exchange
         kept_only = 0 < number < self.config.federation.rounds
@@ -86,7 +86,7 @@ class RunEncoders:
 
         Args:
             folder: of the run; the models' own are `encoders/<model>.safetensors`.
-            encoder_of: makes the encoder that is saved of a model's backbone.
+            encoder_of: makes the encoder to be saved from a model's backbone.
             rounds: after how many they are saved.
 
         Returns:
@@ -122,7 +122,7 @@ class RunEncoders:
 
 
 def _ranges(mean: Scores, scores: list[Scores]) -> dict[str, Any]:
-    """By backbone and score the mean, the least and the largest of the models."""
+    """The mean, the least and the largest of the models' scores, by backbone and score."""
     return {
         backbone: {
             key: {"mean": value, "min": min(values), "max": max(values)}
@@ -134,7 +134,7 @@ def _ranges(mean: Scores, scores: list[Scores]) -> dict[str, Any]:
 
 
 def _weighted_mean(records: list[dict[str, Any]], weights: list[float]) -> dict[str, Any]:
-    """Of every number, by backbone; scores within scores (`recalibrated`) as well."""
+    """The mean of every number, by backbone; scores within scores (`recalibrated`) as well."""
     mean: dict[str, Any] = {}
     for key, value in records[0].items():
         values = [record[key] for record in records]
@@ -147,9 +147,9 @@ def _weighted_mean(records: list[dict[str, Any]], weights: list[float]) -> dict[
 
 
 class BestEncoder:
-    """Of the evaluated rounds that with the highest score; of equal ones the first.
+    """The encoder of the evaluated round with the highest score; of equal ones the first.
 
-    The encoder before training takes part, but without labels only where it is pretrained: random
+    The encoder before training competes, but without labels only where it is pretrained: random
     weights score high by the ranks of their features, without having learned anything.
 
     Scores are those on the server's images; where it has none, the mean of the clients'.
@@ -165,7 +165,7 @@ class BestEncoder:
         self._start_counts = self._by in BY_LABELS or begins_trained(evaluator.config)
         self._evaluator = evaluator
         self._tensors: dict[str, Tensor] = {}
-        self.round: int | None = None  # after which it was; None: no round was scored yet
+        self.round: int | None = None  # after which it was taken; None: no round was scored yet
         self.score: float | None = None  # that it had
 
     def check(self) -> None:
@@ -204,10 +204,10 @@ class BestEncoder:
         self._tensors = {k: v.detach().cpu() for k, v in encoder.backbone.state_dict().items()}
 
     def encoder(self, backbone: Backbone) -> Encoder:
-        """The best one, or the last one's where that is asked for or nothing else was scored.
+        """The best encoder, or the last one if that is asked for or no round was scored.
 
         Args:
-            backbone: as it is after the last round; that of the encoder is another one.
+            backbone: as it is after the last round; the encoder has another one.
         """
         encoder = self._evaluator.encoder(backbone)
         if self._tensors:
@@ -244,6 +244,6 @@ class BestEncoder:
 
 
 def _statistics(record: Mapping[str, Any], name: str) -> str | None:
-    """Whose BatchNorm statistics the scores of a round are of; None: as the run has them."""
+    """Whose BatchNorm statistics a round's scores were made with; None: the run's own."""
     scores = (record.get("scores") or {}).get(name) or {}
     return scores.get("batch_norm")

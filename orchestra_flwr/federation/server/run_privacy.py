@@ -26,7 +26,7 @@ class RunPrivacy:
     release: Release | None  # what clients contribute beside their state; None: nothing
     folder: Path  # of the checkpoint, where the secret and the ledger are
     _: KW_ONLY
-    replays: bool  # whether a client that is asked for a round once more does the same to the bit
+    replays: bool  # whether a client that repeats a round returns the same bits
     signed: bool  # whether clients have registered keys, and sign with them
     message: Callable[[str], None]  # shows a line to a person
 
@@ -56,7 +56,7 @@ class RunPrivacy:
     def before(self, round_: Round) -> None:
         """Records what a round may release before anybody is asked, and warns where it must.
 
-        What may have left a client is so never missing in the ledger.
+        So the ledger never lacks what may have left a client.
         """
         self._check_delta(round_)
         if self._ledger is None or self.release is None:
@@ -76,7 +76,7 @@ class RunPrivacy:
         """[clients, cohort, rounds] of all rounds that ended with noise, this one as well."""
         if not (self._noisy and round_.trains):
             return before
-        # Drawing a cohort hides nobody from the server, against which clients add noise to a sum.
+        # Noise in a sum protects against the server, from which drawing a cohort hides nobody.
         cohort = round_.nodes if self._sums else round_.cohort
         return add_noisy_round(before, len(round_.nodes), len(cohort))
 
@@ -102,7 +102,7 @@ class RunPrivacy:
 
     @property
     def _mode(self) -> dict[str, str]:
-        """Of secure aggregation. Whether a client checks the others' keys it alone knows."""
+        """How sums are made secure. Only a client itself knows whether it checks others' keys."""
         noise = "a share of each client" if self._noisy else "none"
         return {"noise": noise, "keys": "signed" if self.signed else "not signed"}
 
@@ -112,7 +112,7 @@ class RunPrivacy:
         return self._ledger is not None
 
     def _check_delta(self, round_: Round) -> None:
-        """Real clients come and go: the configuration knows the least of them only."""
+        """Warns if delta is too large for the clients here, whose number may have grown."""
         delta, clients = self.config.privacy.delta, len(round_.nodes)
         if self._noisy and delta >= 1 / clients:
             self.message(
@@ -125,19 +125,19 @@ class RunPrivacy:
 def update_privacy(config: Config, drawn: list[list[int]]) -> dict[str, float | str] | str:
     """What differential privacy the encoders of the rounds so far have.
 
-    What it protects is a client with all its images; but a single image where clients also make
-    private releases, which protect no more than that and on which later updates depend. Epsilon
-    and that of the releases then add up.
+    It protects a client with all its images; where clients also make private releases it protects
+    only a single image, since releases protect no more and later updates depend on them. Its
+    epsilon and that of the releases then add up.
     """
     privacy = config.privacy
     if privacy.clip is None or not drawn:
         return "not covered by differential privacy"
     most = max(clients for clients, _, _ in drawn)
     if privacy.noise_multiplier > 0 and privacy.delta >= 1 / most:
-        # Only real clients come to be more than the configuration knows.
+        # Only real clients can become more than the configuration says.
         return (
             f"not covered by differential privacy: privacy.delta={privacy.delta:g} must be below "
-            f"1 / {most}, one by the clients that were there"
+            f"1 / {most}, since {most} clients were there"
         )
     return {
         "epsilon": composed_epsilon(privacy.noise_multiplier, drawn, privacy.delta),

@@ -15,7 +15,7 @@ from orchestra_flwr.federation.server.run_encoders import BestEncoder
 from orchestra_flwr.methods import Method, ordered_backbones
 
 MAX_NAMED = 5  # clients in a line
-# What a round's record may hold of the clients and models; the last round's stand in the summary.
+# What a round's record may hold of the clients and models; the kept round's stand in the summary.
 OF_ROUND = ("unsupervised", "drift", "clients_own", "models", "nodes", "consensus", "exchange")
 
 
@@ -67,13 +67,13 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
 
 
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
-    """Some names for a line; of very many the first."""
+    """Names for a line: all, or the first of very many."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:
-    """Of several models, each counts as much as it has clients."""
+    """The mean over several models, each weighted by its clients."""
     clients = sum(drift.clients for drift in drifts)
     return {
         "mean": sum(drift.clients * drift.mean for drift in drifts) / clients,
@@ -98,7 +98,7 @@ def run_summary(
     evaluator: Evaluator,
     best: BestEncoder,
 ) -> dict[str, Any]:
-    """The entries of the encoder that is kept: scores, the start's beside them, and its round's.
+    """The entries for the encoder that is kept: its scores, those at the start, and its round's.
 
     Args:
         best: the encoder that is kept, where it is not the last one.
@@ -125,7 +125,7 @@ def run_summary(
 def _final_metrics(
     position: Position, scores: list[Scores], backbones: list[str]
 ) -> dict[str, Any]:
-    """The saved backbone's scores on top, the others and the untrained beside."""
+    """The saved backbone's scores at the top level, the others' and the untrained ones below."""
     kept, *others = backbones
     metrics: dict[str, Any] = {}
     if scores:

@@ -1,4 +1,4 @@
-"""What the good replies of a stage make of the server's models."""
+"""Updates the server's models by the good replies of a stage."""
 
 import time
 from collections import Counter
@@ -45,7 +45,7 @@ class StageUpdate:
         self._models = self.federation.models
         self._sent: dict[str, np.ndarray] = {}  # by model, as clients decode it
         self._means: dict[str, Aggregation] = {}
-        self._origins: dict[str, dict[str, float]] = {}  # weights by the models trained for a mean
+        self._origins: dict[str, dict[str, float]] = {}  # of each mean, weights by trained model
         self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
         self._results: dict[str, int] = {}  # good ones that entered each model
         self._independent = self._independent_models()
@@ -63,7 +63,7 @@ class StageUpdate:
             self._means.pop(name, None)
             self._contributions.pop(name, None)
             self.report.below_minimum.add(name)
-        # Every average before any is set: a model may be averaged with another.
+        # All averages are made before any is set: a model may be averaged with another.
         states = {name: self._new_state(name) for name in list(self._means)}
         for name in list(states):
             self._update_model(name, states.pop(name), self._sent.get(name))
@@ -113,7 +113,7 @@ class StageUpdate:
             self.report.smallest_groups[task.client] = size
 
     def _independent_models(self) -> frozenset[str]:
-        """Models that one task alone is sent and enters: they need not wait for the others."""
+        """Models that only one task is sent and enters: they need not wait for the others."""
         exchange = self.federation.exchange
         if exchange.min_results() > 1:
             return frozenset()
@@ -190,8 +190,8 @@ class StageUpdate:
         """As :meth:`Models.update`.
 
         Raises:
-            FederationError: the model would hold values that are not finite. Nothing is written
-                down in this round then.
+            FederationError: the model would hold values that are not finite. Then nothing of this
+                round is written.
         """
         try:
             self._models.update(name, state, received)
@@ -255,8 +255,8 @@ class ClippedMean(Aggregation):
 
     No client moves the sum by more than `clip`, whatever it sends: its update is what it sent
     minus what the server knows that it was sent. The divisor is the number of clients that were
-    asked, also where some of them fail: how many answer depends on the clients, and a divisor
-    that does would tell what the noise does not hide. Clients that fail count as no change.
+    asked, even where some of them fail: how many answer depends on the clients, and a divisor
+    that does would reveal what the noise does not hide. Clients that fail count as no change.
 
     Args:
         previous: (size,) float32 state that the clients were sent.

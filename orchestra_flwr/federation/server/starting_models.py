@@ -1,4 +1,4 @@
-"""What the server begins with: its models, and what nobody trains of them."""
+"""What the server begins with: its models, and their frozen weights."""
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.errors import FederationError
@@ -16,7 +16,7 @@ from orchestra_flwr.training import starting_learner
 def starting_models(
     config: Config, exchange: Exchange, members: Members, folder: RunFolder
 ) -> Models:
-    """The models of a new run, or of one that goes on before its checkpoint is read.
+    """The models of a new run, or of a resumed one before its checkpoint is read.
 
     Args:
         exchange: says which models there are, and from which seeds they begin.
@@ -35,13 +35,13 @@ def starting_models(
 
 
 def frozen_weights(models: Models, members: Members, folder: RunFolder) -> FrozenWeights | None:
-    """What nobody trains, written once; a run that goes on begins with what it finds.
+    """The frozen weights, written once; a resumed run begins with those that it finds.
 
     Args:
-        members: the clients, which are told of it.
+        members: the clients, to which their digest is announced.
 
     Raises:
-        FederationError: it is not there any more, or damaged.
+        FederationError: they are missing or damaged.
     """
     schema = models.schemas.frozen
     if not schema.size:

@@ -1,6 +1,6 @@
 """One stage of a round as a Flower strategy: messages to clients, and checks of their replies.
 
-Which method runs and which exchange makes no difference here.
+It does not depend on the method or the exchange.
 """
 
 import time
@@ -57,7 +57,7 @@ class OrchestraStrategy(Strategy):
     stage: Stage
     report: RoundReport  # what happens is added to it
     number: int = 0  # of the stage in the round
-    entries: Callable[[str], Mapping[str, Any]] = lambda client: {}  # more that a task says
+    entries: Callable[[str], Mapping[str, Any]] = lambda client: {}  # further entries of a task
 
     def __post_init__(self) -> None:
         self._config = self.federation.config
@@ -65,10 +65,10 @@ class OrchestraStrategy(Strategy):
         self._models = self.federation.models
         self.began = time.perf_counter()  # no client can have worked for longer
         self._decoded: dict[int, np.ndarray] = {}  # by version: models of asynchronous rounds
-        self._good = 0  # replies, but for those that are not plausible beside the others
+        self._good = 0  # valid replies; some may yet prove implausible beside the others
 
     def configure_train(self, server_round: int, *_: object, **__: object) -> Iterator[Message]:
-        """One message for every task, in the tasks' order, made when it is asked for.
+        """One message for every task, in the tasks' order, each made when it is requested.
 
         Flower's other arguments are not read: each task names its models.
         """
@@ -110,8 +110,7 @@ class OrchestraStrategy(Strategy):
         """As :meth:`aggregate_train`, of a stage that does not wait for all.
 
         Args:
-            arrivals: replies that came while :meth:`needed` was above 0. Who is not among them is
-                late.
+            arrivals: replies that came while :meth:`needed` was above 0. All others are late.
         """
         self.report.asked += self._awaited
         late = {task.client: None for task in self.stage.tasks}
@@ -172,7 +171,7 @@ class OrchestraStrategy(Strategy):
     ) -> MetricRecord | None:
         """The clients' scores without labels, averaged by images; None if there are none.
 
-        A round does not fail for want of scores: who did not answer well is only dropped.
+        A round does not fail for want of scores: clients without a good answer are only dropped.
         """
         scores: list[tuple[int, LabelFreeScores]] = []
         ranges = score_ranges(self._config, self._models.learner.method)
@@ -200,7 +199,7 @@ class OrchestraStrategy(Strategy):
         """Nothing: the run's progress says it all."""
 
     def _messages_per_task(self) -> Iterator[tuple[Task, ArrayRecord]]:
-        """Every task with the arrays of its models, made when it is asked for.
+        """Every task with the arrays of its models, each made when it is requested.
 
         Tasks of the same models share one copy, which is dropped after the last of them: where
         every client has a model of its own, memory is that of one.
@@ -225,7 +224,7 @@ class OrchestraStrategy(Strategy):
         return for_models({name: self._models.arrays(name) for name in task.models})
 
     def _what_is_sent(self, task: Task) -> tuple[tuple[str, ...], int | None]:
-        """Names of models, and the round after which they were so; None: now."""
+        """Names of models, and the round whose result is sent; None: the newest."""
         return task.models, self.round.versions.get(task.client)
 
     def _message(
@@ -295,7 +294,7 @@ class OrchestraStrategy(Strategy):
         return replace(reply, metrics={**reply.metrics, "seconds": seconds})
 
     def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
-        """What makes the (size,) state that a client received."""
+        """A function that makes the (size,) state that a client received."""
         version = self.round.versions.get(client)
         if version is None or version == self.round.number - 1:  # as all clients receive it now
             return update.as_received
@@ -311,7 +310,7 @@ class OrchestraStrategy(Strategy):
         return self._decoded[version]
 
     def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
-        """A reply as one to the model as it is; from then on it is like all others."""
+        """Converts a reply to an older model into one to the current model."""
         version = self.round.versions.get(client)
         if version is None or reply.shared is None:
             return reply
@@ -328,8 +327,8 @@ class OrchestraStrategy(Strategy):
             (frozen.holders.discard if message.has_error() else frozen.holders.add)(client)
 
     def _plausibility(self, update: StageUpdate) -> Plausibility:
-        """For the replies of the stage. A clip bounds all updates; and what is refused because of
-        what others sent would let a client move more than itself."""
+        """For the replies of the stage. With a clip, which bounds all updates, nothing is refused:
+        if what others sent decided that, a client could move more than its own part of the sum."""
         config = self._config
         times = config.federation.max_update if config.privacy.clip is None else None
         usual = with_last(self.round.usual, self.report.moved)

@@ -23,8 +23,8 @@ class Timeline:
     """Virtual seconds since the run began, at midnight. The server's own work takes none.
 
     A reply comes when the model has been received, all images have been trained on and the answer
-    has been sent, each at the device's speed. Who is away goes on later; who is late works on, and
-    cannot be asked before that has ended.
+    has been sent, each at the device's speed. A client that is away goes on later; a late one works
+    on, and cannot be asked before it has finished.
     """
 
     resumable = True
@@ -41,7 +41,7 @@ class Timeline:
         release = release_of(self.config)
         rows = release.rows.values() if release else ()
         self._rows = sum(4 * most * width for most, width in rows)
-        self._busy: dict[str, float] = {}  # until when clients work on what nobody waits for
+        self._busy: dict[str, float] = {}  # until when clients are at work, perhaps in vain
         table = repr(sorted(self.devices.items())).encode()
         self._fingerprint = hashlib.sha256(table).hexdigest()[:16]
 
@@ -84,7 +84,7 @@ class Timeline:
         return self.devices[client].back(max(self.now, self._busy.get(client, 0.0)))
 
     def end(self, client: str, *, trains: bool, models: int = 1) -> float:
-        """When the reply of a client comes that is asked now; it ends other work first.
+        """When the reply of a client that is asked now comes; it finishes other work first.
 
         Args:
             models: that it is sent.
@@ -97,16 +97,16 @@ class Timeline:
         return device.end(max(self.now, self._busy.get(client, 0.0)), seconds)
 
     def busy(self) -> int:
-        """How many clients are there, and at work on what nobody waits for."""
+        """How many clients are there, but at work on what is no longer awaited."""
         working = [client for client, end in self._busy.items() if end > self.now]
         return sum(self.devices[client].back(self.now) <= self.now for client in working)
 
     def begin(self, clients: Sequence[str]) -> list[float]:
-        """When the replies of clients come that begin to train now."""
+        """When the replies of clients that begin to train now come."""
         return [self.end(client, trains=True) for client in clients]
 
     def next(self, at_work: Mapping[str, float]) -> tuple[str, bool]:
-        """Time passes until the first of these has answered; all do.
+        """Lets time pass until the first of these has answered; none fails.
 
         Args:
             at_work: when their replies come.
@@ -125,22 +125,22 @@ class Timeline:
         *,
         trains: bool,
     ) -> Iterator[Arrival]:
-        """Yields the replies that come first until there are enough; then it is that later.
+        """Yields the replies that come first until there are enough; moves the time on accordingly.
 
-        Clients that are late do not work at all here: nobody would see the result.
+        The work of late clients is not computed: nobody would see the result.
 
         Args:
             messages: of a stage.
-            tasks: theirs, in the same order.
-            needed: how many more good replies are; asked again when those that came were yielded.
-            limit: seconds after which nobody is waited for.
+            tasks: those of the messages, in the same order.
+            needed: returns how many more good replies are needed; called again after each wave.
+            limit: seconds after which no reply is waited for.
         """
         began = self.now
         ends = [self.end(t.client, trains=trains, models=len(t.models)) for t in tasks]
         for task, end in zip(tasks, ends, strict=True):
             self._busy[task.client] = end
         in_time = [place for place, end in enumerate(ends) if end <= began + limit]
-        # Of replies that come at once others are first each time: else some would never count.
+        # Ties are broken anew each time: otherwise some clients would never count.
         ties = [derive(self.config.seed, "at once", task.client, repr(began)) for task in tasks]
         in_time.sort(key=lambda place: (ends[place], ties[place]))
         made, waiting = enumerate(messages), dict[int, Message]()
@@ -156,7 +156,7 @@ class Timeline:
             for place, reply in zip(wave, replies, strict=True):
                 yield Arrival(place, reply, ends[place] - began)
             self.now = max(self.now, *(ends[place] for place in wave))
-        for _ in made:  # who is late was sent a message as well, which is counted as it is made
+        for _ in made:  # late clients are sent messages as well, which are counted as they are made
             pass
         if needed() > 0:  # in vain: until the limit, or until nobody is at work any more
             self.now = max(self.now, min(began + limit, max(ends, default=began)))
@@ -164,5 +164,5 @@ class Timeline:
 
 
 def _bytes(schemas: Schemas, name: str) -> int:
-    """Of a message's arrays with the shared state."""
+    """Bytes of a message's arrays with the shared state."""
     return sum(dtype.itemsize * size for dtype, size in schemas.codec.form(name).values())

@@ -63,7 +63,7 @@ class ServerOptimizer(Plugin, ABC):
 
 
 class ElementwiseOptimizer(ServerOptimizer):
-    """One that moves each value by that value's own history.
+    """A server optimizer that moves each value by that value's own history.
 
     Works in blocks: beside the moments, which are float32, it needs memory for a few blocks of
     float64. Moments are rounded to float32 after each round, whether a run is resumed or not, so a
@@ -80,12 +80,12 @@ class ElementwiseOptimizer(ServerOptimizer):
 
     @property
     def steps(self) -> int:
-        """Steps so far; the one that is being made counts."""
+        """Steps so far, with the one that is being made."""
         return int(self._steps[0])
 
     @abstractmethod
     def initial_moments(self) -> dict[str, float]:
-        """The names of the moments and what all their values are before the first step."""
+        """The names of the moments, and the value of each before the first step."""
 
     @abstractmethod
     def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:

@@ -11,11 +11,11 @@ which clients may drop out:
 3. *boxes*: it opens the shares that were sealed for it, and compares who drew it with what the
    server says of all;
 4. *input*: it sends its vector plus a mask of its own plus or minus one mask for each neighbour,
-   which cancel with those of clients alone that have the same keys and basis, and signs by what;
-5. *confirm*: it signs whose vectors the server says to have, who drew whom, and that basis;
-6. *unmask*: shown that two thirds signed the same, and all on the list what it was shown itself, it
-   gives out shares: of the own mask of those whose vector arrived, of the mask key of those whose
-   did not arrive, never both.
+   and signs what these follow from; masks only cancel between clients with the same keys and basis;
+5. *confirm*: it signs whose vectors the server claims to have, who drew whom, and that basis;
+6. *unmask*: once shown that two thirds signed the same, and that all on the list signed what it was
+   shown itself, it gives out shares: of the own masks of those whose vectors arrived, and of the
+   mask keys of those whose did not, never both of one client.
 
 **What is assumed.** Fewer than a third of the clients that the sum began with collude with the
 server or with each other, see :mod:`.cohort`. With registered keys (`verify` of

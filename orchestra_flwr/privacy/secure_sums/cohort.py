@@ -1,4 +1,4 @@
-"""How many clients a sum needs, and how many neighbours each of them.
+"""How many clients a sum needs, and how many neighbours each of them has.
 
 A client draws its neighbours with its own randomness after it has seen everybody's keys (as in
 Bell et al., section 4), so that no server can choose them. What must not happen, whatever the
@@ -17,15 +17,15 @@ from functools import cache
 LEAST_COHORT = 3  # of two, each learns the other's vector from the sum
 MOST_CLIENTS = 1000
 COMPLETE = 32  # up to so many, all are neighbours: then any quorum of them can end the sum
-SECURITY_BITS = 40  # the probability that one of the two happens is at most 2^-40 a sum
+SECURITY_BITS = 40  # the probability that one of the two happens is at most 2^-40 per sum
 
 
 def quorum(count: int) -> int:
-    """Two thirds, rounded up: of two such groups some common member is honest.
+    """Two thirds, rounded up: any two such groups have an honest member in common.
 
     So more than half of the honest clients on a list confirm it, and each of them confirms one list
-    of a round. Then no sums of a round, however many, can be combined to one client's vector: it
-    would need everybody else on two lists or more, and for those there are too few to confirm.
+    of a round. Then no sums of a round, however many, combine to one client's vector: that would
+    need everybody else on two lists or more, and there are too few clients to confirm those.
     """
     return -(-2 * count // 3)
 
@@ -48,10 +48,10 @@ def degree(count: int) -> int:
 def failure_probability(count: int, neighbours: int) -> float:
     """An upper bound of the probability that one of the two things happens.
 
-    The first by the hypergeometric tail and a union bound. The second by one over all pairs of
-    groups: together they are at least the honest part of a quorum, and no member of one has drawn
-    any of the other. What members of the opened group hold of a secret of it, with colluding ones,
-    must be enough to open it, since its holders in the other group are not there.
+    A hypergeometric tail and a union bound give the first. A union bound over all pairs of groups
+    gives the second: together they are at least the honest part of a quorum, and no member of one
+    has drawn any of the other. To open a secret of one group, its own members must hold enough
+    shares together with colluding clients, since the holders in the other group are not there.
     """
     bad, needed = colluding(count), quorum(neighbours + 1)
     honest, least = count - bad, quorum(count) - bad

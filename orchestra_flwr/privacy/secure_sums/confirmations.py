@@ -13,7 +13,7 @@ class SumRefusedError(ValueError):
 
 
 class Confirmations:
-    """Whose vectors a client confirmed, of each round of each run: one set, once and for all.
+    """Whose vectors a client confirmed: for each round of each run one set, once and for all.
 
     With another set for the same round a server could subtract one sum from the other. The same
     set may be confirmed again, in another attempt. A set is on the disk before it is signed.
@@ -38,7 +38,7 @@ class Confirmations:
             raise ValueError(f"{file}: this client's record of sums is damaged: {error}") from error
 
     def confirm(self, occasion: Occasion, survivors: Sequence[str]) -> None:
-        """Writes a set down, unless it is there.
+        """Records a set, unless it is there.
 
         Raises:
             SumRefusedError: another one is there.

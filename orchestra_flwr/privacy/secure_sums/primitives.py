@@ -16,7 +16,7 @@ SEED_BYTES = 16  # of each shared secret
 PRIME = 2**130 - 5  # of shares: a little more than a secret (Poly1305's, RFC 8439)
 SHARE_BYTES = 17
 PIECE = 1 << 17  # bytes of a vector that are masked at a time: they stay in a core's cache
-AT_ONCE = 64  # masks of which each piece gets its part
+AT_ONCE = 64  # masks that are applied to a piece in one pass
 ZEROS = memoryview(bytes(PIECE))
 
 if TYPE_CHECKING:  # a client of a run without sums needs no cryptography
@@ -26,7 +26,7 @@ Vector = list[np.ndarray]  # unsigned integers, one array for each part of a lay
 
 
 def public_key(seed: bytes) -> bytes:
-    """The 32 bytes of the X25519 public key whose private key is made of a seed."""
+    """The 32 bytes of the X25519 public key whose private key is made from a seed."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return _private_key(seed).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
@@ -36,9 +36,9 @@ def agreement(seed: bytes) -> Callable[[bytes, bytes], bytes]:
     """A private key's side of agreements: X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869).
 
     Returns:
-        What makes of the other's public key of 32 bytes, and of a purpose, the 32 bytes that the
-        two have in common; no two purposes share any. It raises a ValueError for a public key that
-        is none: with it everybody would know the bytes.
+        A function of the other's public key (32 bytes) and a purpose, which returns the 32 bytes
+        that the two have in common for this purpose alone. It raises a ValueError for an invalid
+        public key, with which everybody would know the bytes.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
@@ -73,14 +73,14 @@ def opened(key: bytes, box: bytes, about: bytes) -> bytes:
 
 
 def commitment(seed: bytes, about: bytes) -> str:
-    """By which a reconstructed seed is known to be right; says nothing of 16 random bytes."""
+    """A digest to check a reconstructed seed by; it reveals nothing of 16 random bytes."""
     return hashlib.sha256(about + seed).hexdigest()
 
 
 def split(seed: bytes, needed: int, holders: Sequence[int]) -> dict[int, bytes]:
     """Shares of a secret of 16 bytes by their holders' numbers, from 1; each has 17 bytes.
 
-    Any `needed` of them give it back, fewer say nothing at all. Shamir, "How to Share a Secret"
+    Any `needed` of them give it back, fewer reveal nothing. Shamir, "How to Share a Secret"
     (1979), over the integers modulo a prime: values of a polynomial whose other coefficients are
     drawn at random. pycryptodome's, over GF(2^128), takes a hundred times as long.
     """
@@ -117,7 +117,7 @@ def add_masks(vector: Vector, masks: Sequence[tuple[bytes, int]]) -> None:
 
     Args:
         vector: changed in place; its integers wrap around.
-        masks: of each a key, 32 secret bytes that mask nothing else, and a sign, 1 or -1.
+        masks: pairs of a key, 32 secret bytes that mask nothing else, and a sign, 1 or -1.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -157,7 +157,7 @@ def _private_key(seed: bytes) -> X25519PrivateKey:
 
 
 def derived(seed: bytes, purpose: bytes) -> bytes:
-    """32 bytes of a secret (HKDF-SHA256); no two purposes share any."""
+    """32 bytes derived from a secret for one purpose alone (HKDF-SHA256)."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

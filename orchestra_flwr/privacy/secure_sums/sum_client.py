@@ -32,15 +32,15 @@ class _Secrets:
     cipher_seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     mask_seed: bytes = field(default_factory=lambda: secrets.token_bytes(primitives.SEED_BYTES))
     own_seed: bytes = field(default_factory=lambda: secrets.token_bytes(primitives.SEED_BYTES))
-    held: dict[str, bytes] = field(default_factory=dict)  # by whose they are: both shares
+    held: dict[str, bytes] = field(default_factory=dict)  # both shares, by their owner
 
 
-@dataclass(eq=False, repr=False)  # its secrets stand in no log
+@dataclass(eq=False, repr=False)  # without a repr: its secrets must not reach a log
 class SumClient:
     """One client in one sum.
 
-    Whatever it refuses, a stage out of order too, is a :class:`SumRefusedError` that says why; then
-    nothing more of this sum is answered.
+    What it refuses, including a stage out of order, raises a :class:`SumRefusedError` that says
+    why; after that it answers nothing more of this sum.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(
@@ -72,7 +72,7 @@ class SumClient:
 
     @property
     def count(self) -> int:
-        """Of the clients that the sum began with."""
+        """The number of clients that the sum began with."""
         return len(self._roster)
 
     def advertise(self) -> list[str]:
@@ -89,7 +89,7 @@ class SumClient:
         return own.fields()
 
     def share(self, roster: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Shares of its secrets, sealed for neighbours that it draws from all clients' keys.
+        """Draws neighbours among all clients, and seals shares of its secrets for them.
 
         Returns:
             `boxes`, a sealed share in hexadecimal for each neighbour's name, and `commitment`.
@@ -129,12 +129,12 @@ class SumClient:
     def hold(self, boxes: Mapping[str, str], graph: Mapping[str, str]) -> list[str]:
         """Opens the shares that others sealed for it, and compares who drew whom.
 
-        Returned are those whose shares do not open. Such a share is one less; its sender stays a
+        Returns the senders whose shares do not open. Such a share is lost, but its sender stays a
         neighbour, with a mask. So a server gains nothing by changing one. `graph` is
-        :func:`graph_of` all that gave out shares.
+        :func:`graph_of` all clients that gave out shares.
 
         Raises:
-            SumRefusedError: shares are withheld or nobody's, or a stage out of order.
+            SumRefusedError: shares are withheld or were not due, or a stage out of order.
         """
         self._enter("boxes")
         own = graph_of({self.name: self._drawn}, self._roster)
@@ -144,7 +144,7 @@ class SumClient:
         try:
             self._drawn_by = [name for name, bits in graph.items() if int(bits, 16) & place]
         except ValueError as error:
-            self._refuse(f"a list of neighbours that is none: {error}")
+            self._refuse(f"a malformed list of neighbours: {error}")
         if boxes.keys() != {*self._drawn_by}:
             self._refuse("shares of clients that did not draw it, or those of others withheld")
         self._graph = graph_digest(graph)
@@ -169,12 +169,12 @@ class SumClient:
             alive: clients that are left, itself among them.
             vector: of the layout that was agreed on.
             basis: a digest of what the vector was made from, which must be the same for all: masks
-                cancel with those of clients alone that have the same.
+                only cancel between clients that have the same.
 
         Returns:
             Its signature, in hexadecimal, of what it was shown: only those that were shown the same
-            help to open its own mask. Otherwise a server could show it another list of the living,
-            and the masks with those that it lacks would be missing.
+            help to open its own mask. Otherwise a server could show it a shorter list of clients,
+            and its masks with the others would be missing.
 
         Raises:
             SumRefusedError: too few clients or neighbours are left, another length of vector, or a
@@ -199,7 +199,7 @@ class SumClient:
         return self._signed(self._view()).hex()
 
     def confirm(self, survivors: Sequence[str], confirmations: Confirmations) -> str:
-        """Its signature, in hexadecimal, of whose vectors are in the sum, which is written down.
+        """Records whose vectors are in the sum, and returns its signature of them in hexadecimal.
 
         Raises:
             SumRefusedError: too few, one that gave out no shares, another set than before for
@@ -216,19 +216,19 @@ class SumClient:
     def unmask(
         self, signatures: Mapping[str, str], views: Mapping[str, str]
     ) -> dict[str, dict[str, str]]:
-        """The shares that the sum needs: of each client one of the two, and never again.
+        """Returns the shares that the sum needs: for each client one of the two, and only once.
 
         Every client on the list must have signed what this one was shown. Otherwise a server could
-        name one whose masks it kept from all others, and have its vector as the difference to a
-        sum of the same list with it.
+        list a client whose masks it had kept from all others, and get its vector as the difference
+        between two sums.
 
         Args:
             signatures: what clients returned from :meth:`confirm`, by name.
             views: what those of the list without such a signature returned from :meth:`mask`.
 
         Returns:
-            `own` and `keys`: shares in hexadecimal by whose they are, of the own masks of those
-            whose vectors are in the sum, and of the mask keys of those whose vectors are not in it.
+            `own` and `keys`: shares in hexadecimal, by their owner: of the own masks of those whose
+            vectors are in the sum, and of the mask keys of those whose vectors are not in it.
 
         Raises:
             SumRefusedError: fewer than two thirds of the clients signed the same, somebody on the
@@ -261,16 +261,16 @@ class SumClient:
         return shares
 
     def state(self) -> str:
-        """All of it but `sign` and `verify`, with its secrets: only for who holds them anyway."""
+        """All of it but `sign` and `verify`, with its secrets: only for whoever has them anyway."""
         return _ADAPTER.dump_json(self, exclude={"sign", "verify"}).decode()
 
     @staticmethod
     def from_state(text: str) -> "SumClient":
-        """Reads :meth:`state`; it has no key, and knows those of nobody."""
+        """Reads :meth:`state`; the result has neither `sign` nor `verify`."""
         return _ADAPTER.validate_json(text)
 
     def _enter(self, stage: str) -> None:
-        """Each stage once, and in its order."""
+        """Allows each stage once, and in order."""
         if self._stage != stage:
             self._refuse(f"asked for stage {stage}, and it is {self._stage}")
         self._stage = (*STAGES, OVER)[STAGES.index(stage) + 1]
@@ -281,7 +281,7 @@ class SumClient:
         try:
             parsed = [Advertisement.of(fields) for fields in roster]
         except (TypeError, ValueError) as error:
-            self._refuse(f"a list of keys that is none: {error}")
+            self._refuse(f"a malformed list of keys: {error}")
         names = [each.name for each in parsed]
         if own not in parsed:
             self._refuse("its own keys were replaced or left out")
@@ -332,14 +332,14 @@ class SumClient:
         return self.occasion.statement("shares", self._roster_digest, sender, receiver)
 
     def _mask_keys(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Of the masks with these neighbours."""
+        """The keys of the masks with these neighbours."""
         agreed = primitives.agreement(self._secrets.mask_seed)
         about = {n: self.occasion.masking(self._roster_digest, self.name, n, self._basis)
                  for n in names}  # fmt: skip
         return {n: agreed(self._roster[n].mask_key, purpose) for n, purpose in about.items()}
 
     def _refuse(self, why: str) -> Any:
-        """Whatever was refused once is over: nothing more of it is answered."""
+        """Ends the sum for this client, which answers nothing more of it."""
         self._forget()
         raise SumRefusedError(f"secure aggregation, round {self.occasion.round}: {why}")
 

@@ -22,21 +22,21 @@ from orchestra_flwr.privacy.secure_sums.transcript import (
 
 
 class SumFailedError(RuntimeError):
-    """A sum cannot be had, and nothing of it is known; the text says why."""
+    """There is no sum, and nothing of it is known; the text says why."""
 
 
 class SumServer:
     """Adds up one vector of each client.
 
-    Of each stage it is given the replies one by one (`take_...`), and says what the next one sends
-    (a mapping that JSON can hold). A reply that is none raises a ValueError: that client drops out.
-    What the next stage sends raises a :class:`SumFailedError` where too few clients are left,
-    or too few of their shares are right.
+    It takes each stage's replies one by one (`take_...`), and gives what the next stage sends (a
+    mapping that JSON can hold). A malformed reply raises a ValueError: that client drops out. What
+    the next stage sends raises a :class:`SumFailedError` where too few clients are left, or too few
+    of their shares are right.
     Memory is one vector, however many clients there are.
 
-    `verify` knows the registered keys of all, so that whoever signs wrongly drops out before all
-    others refuse the sum because of it; None: nothing is signed. The other arguments are those of
-    :class:`Occasion`.
+    `verify` knows the registered keys of all, so that a client that signs wrongly drops out before
+    all others refuse the sum because of it; None: nothing is signed. The other arguments are those
+    of :class:`Occasion`.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class SumServer:
         self._unopened: dict[str, set[str]] = {}  # by sender: for whom its box did not open
         self._holding: set[str] = set()  # those that opened their boxes
         self._total: Vector = primitives.zeros(layout)
-        self._views: dict[str, str] = {}  # signatures, by whose vectors came
+        self._views: dict[str, str] = {}  # by client whose vector came: its signature
         self._signatures: dict[str, str] = {}
         self._shares: dict[str, dict[str, list[tuple[str, bytes]]]] = {"own": {}, "keys": {}}
         self.basis = ""  # as for SumClient.mask
 
     def take_keys(self, name: str, fields: Sequence[str]) -> None:
-        """Of the first stage: what :meth:`SumClient.advertise` returned.
+        """Takes what :meth:`SumClient.advertise` returned in the first stage.
 
         Keys for which all other clients would refuse the sum drop out here: repeated ones,
         those with which nobody can agree on a secret, and those that are not signed.
@@ -95,7 +95,7 @@ class SumServer:
         return [each.fields() for each in self._sorted_roster]
 
     def take_shares(self, name: str, reply: Mapping[str, Any]) -> None:
-        """Of the second stage: what :meth:`SumClient.share` returned."""
+        """Takes what :meth:`SumClient.share` returned in the second stage."""
         boxes = {str(holder): bytes.fromhex(box) for holder, box in dict(reply["boxes"]).items()}
         if not boxes.keys() < self._roster.keys() or name in boxes:
             raise ValueError("shares for clients that are not in the sum")
@@ -111,13 +111,13 @@ class SumServer:
         return self._enough(sorted(self._boxes), "gave out shares")
 
     def boxes_for(self, name: str) -> dict[str, Any]:
-        """What a client is sent in the third stage: shares that others sealed for it, and for whom
-        everybody did."""
+        """What a client is sent in the third stage: shares that others sealed for it, and who drew
+        whom."""
         boxes = {s: each[name].hex() for s, each in self._boxes.items() if name in each}
         return {"boxes": boxes, "graph": self._graph}
 
     def take_holding(self, name: str, unopened: Sequence[str]) -> None:
-        """Of the third stage: what :meth:`SumClient.hold` returned."""
+        """Takes what :meth:`SumClient.hold` returned in the third stage."""
         if not all(name in self._boxes.get(sender, ()) for sender in unopened):
             raise ValueError("a sealed share that it did not get")
         self._holding.add(name)
@@ -126,12 +126,12 @@ class SumServer:
 
     @property
     def unopened(self) -> dict[str, list[str]]:
-        """For whom a client's shares did not open, by its name: it or they are lying."""
+        """By client, those for whom its shares did not open: it or they are lying."""
         return {sender: sorted(names) for sender, names in sorted(self._unopened.items())}
 
     @property
     def left_out(self) -> list[str]:
-        """Clients of whom so many shares did not open that the others cannot be enough.
+        """Clients so many of whose shares did not open that the rest cannot be enough.
 
         Fewer than a third of those that it drew cannot bring that about by lying.
         """
@@ -151,7 +151,7 @@ class SumServer:
         return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
     def take_vector(self, name: str, vector: Vector, view: str) -> None:
-        """Of the fourth stage: a masked vector, which is added up, and what `mask` returned."""
+        """Adds a masked vector of the fourth stage; `view` is what :meth:`SumClient.mask` gave."""
         if name not in self.alive or name in self._views:
             raise ValueError("a vector of a client that is not in the sum")
         if self._verify and not self._verify(name, self._view, bytes.fromhex(view)):
@@ -172,9 +172,9 @@ class SumServer:
         return self._enough(sorted(self._views), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
-        """Of the fifth stage: what :meth:`SumClient.confirm` returned.
+        """Takes what :meth:`SumClient.confirm` returned in the fifth stage.
 
-        One for which all others would not count the client drops out here.
+        A client whose signature the others would not count drops out here.
         """
         signed = bytes.fromhex(signature)
         if self._verify and not self._verify(name, self._confirmation, signed):
@@ -193,12 +193,12 @@ class SumServer:
 
     @property
     def views(self) -> dict[str, str]:
-        """What the last stage sends to all beside: of those whose vectors came and who confirmed
-        nothing since, by what they masked them."""
+        """What the last stage also sends to all: what :meth:`SumClient.mask` returned to clients
+        whose vectors came and who have confirmed nothing since."""
         return {name: self._views[name] for name in self._views.keys() - self._signatures.keys()}
 
     def take_unmasking(self, name: str, shares: Mapping[str, Any]) -> None:
-        """Of the last stage: what :meth:`SumClient.unmask` returned."""
+        """Takes what :meth:`SumClient.unmask` returned in the last stage."""
         survivors = self._views.keys()
         parsed = {
             kind: {str(owner): bytes.fromhex(share) for owner, share in dict(shares[kind]).items()}
@@ -210,7 +210,7 @@ class SumServer:
             for owner, share in found.items():
                 holds = owner == name or name in self._boxes.get(owner, ())
                 if not holds or len(share) != primitives.SHARE_BYTES:
-                    raise ValueError(f"a share of {owner} that is none")
+                    raise ValueError(f"an invalid share of {owner}")
                 self._shares[kind].setdefault(owner, []).append((name, share))
 
     def total(self) -> Vector:
@@ -225,7 +225,7 @@ class SumServer:
         primitives.add_masks(self._total, [*((key, -1) for key in own), *masks])
         return self._total
 
-    # What follows no longer changes once the stages that it is made of are over.
+    # What follows no longer changes once the stages that it depends on are over.
 
     @cached_property
     def _sorted_roster(self) -> list[Advertisement]:
@@ -256,7 +256,7 @@ class SumServer:
         )
 
     def _masks_for(self, gone: str) -> Iterator[tuple[bytes, int]]:
-        """What takes out of the sum what its neighbours added for a client that is gone."""
+        """The masks that cancel what its neighbours added to the sum for a client that is gone."""
         neighbours = [n for n in self._views if n in self._boxes[gone] or gone in self._boxes[n]]
         if not neighbours:
             return

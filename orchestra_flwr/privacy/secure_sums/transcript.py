@@ -15,15 +15,15 @@ class Occasion:
     """Which sum this is.
 
     Raises:
-        ValueError: a name is longer than ours ever are.
+        ValueError: a name is longer than any that this package makes.
     """
 
     run: str  # the run's identifier
     round: int  # of each round of a run there is one sum
     attempt: str  # differs whenever the server begins anew
     layout: Layout  # of everybody's vector
-    # Of which each client adds its share, as `privacy.noise_multiplier` (0: none). Signed by all,
-    # since each relies on the noise of the others.
+    # The noise of which each client adds its share, as `privacy.noise_multiplier` (0: none). Signed
+    # by all, since each relies on the noise of the others.
     noise: float = 0.0
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Occasion:
         return self.statement("input", roster, *sorted((one, other)), basis)
 
     def view(self, roster: str, graph: str, basis: str, alive: Iterable[str]) -> bytes:
-        """By what a client masks its vector, which it signs with it.
+        """What a client's masks follow from, which it signs when it masks its vector.
 
         That is the digests of roster and graph, the basis as for `SumClient.mask`, and the clients
         that were left when vectors were asked for.
@@ -68,7 +68,7 @@ class Advertisement:
     signature: bytes = b""  # of both, by the client's registered key; empty without one
 
     def statement(self, occasion: Occasion) -> bytes:
-        """What the signature is of."""
+        """What is signed."""
         return occasion.statement("keys", self.name, self.cipher_key.hex(), self.mask_key.hex())
 
     def fields(self) -> list[str]:
@@ -86,24 +86,24 @@ class Advertisement:
 
 
 def roster_digest(roster: Iterable[Advertisement]) -> str:
-    """Of all public keys of a sum, in hexadecimal."""
+    """A digest of all public keys of a sum, in hexadecimal."""
     fields = [[each.name, each.cipher_key.hex(), each.mask_key.hex()] for each in roster]
     return hashlib.sha256(_canonical(fields)).hexdigest()
 
 
 def graph_digest(graph: Mapping[str, str]) -> str:
-    """Of who drew whom (:func:`graph_of`), in hexadecimal."""
+    """A digest of who drew whom (:func:`graph_of`), in hexadecimal."""
     return hashlib.sha256(_canonical(sorted(graph.items()))).hexdigest()
 
 
 def graph_of(drawn: Mapping[str, Iterable[str]], roster: Iterable[str]) -> dict[str, str]:
-    """Whom each client drew as its neighbours, by its name: a bit for each name of the roster."""
+    """Whom each client drew as neighbours, by its name: hexadecimal bits, one for each name."""
     place = {name: 1 << i for i, name in enumerate(sorted(roster))}
     return {name: f"{sum(place[each] for each in names):x}" for name, names in drawn.items()}
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """Of a set of clients, in hexadecimal."""
+    """A digest of a set of clients, in hexadecimal."""
     return hashlib.sha256(_canonical(sorted(names))).hexdigest()
 
 

@@ -212,9 +212,9 @@ def test_a_sum_in_a_plain_run_is_refused(worker, configured, ask, task, said):
 
 @pytest.mark.parametrize(("stage", "text", "entries", "why"), [
     ("shares", {"roster": []}, {}, "its own keys were replaced or left out"),
-    ("shares", {}, {}, "a message that is none"),
-    ("shares", 3, {}, "a message that is none"),
-    ("keys", {"run": "x"}, {}, "a message that is none"),
+    ("shares", {}, {}, "a malformed message"),
+    ("shares", 3, {}, "a malformed message"),
+    ("keys", {"run": "x"}, {}, "a malformed message"),
     ("unmask", {"signatures": {}, "views": {}}, {}, "asked for stage unmask, and it is shares"),
     ("everything", {}, {}, "'everything' is no stage of secure aggregation"),
 ])  # fmt: skip
@@ -322,7 +322,7 @@ def test_its_own_bound_holds_whatever_the_server_says(
     for settings in (quiet, at_server, ["method=simclr"]):
         server = configured(*settings)
         assert ask(worker(bound), "greet", greeting(server))[CONFIG]["refusal"] == "privacy_refused"
-        assert "privacy.updates_epsilon=5 allows sums with noise alone" in said[-1]
+        assert "privacy.updates_epsilon=5 allows only sums with noise" in said[-1]
         assert ask(worker(bound), "train", task(server))["failure"] in {"privacy_refused", "failed"}
     weak = configured(*NOISE[:-1], "privacy.noise_multiplier=1")
     greeted = ask(worker(bound), "greet", greeting(weak))[CONFIG]

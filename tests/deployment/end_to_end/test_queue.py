@@ -93,7 +93,7 @@ def test_a_client_that_comes_after_the_run_gets_its_encoder(machines):
     clients[1].wait_for("round 1: training")
     clients[1].end()
     server.wait_for("run 0001: done")
-    assert "without the encoder, because they were away: b; who comes back" in server.text
+    assert "without the encoder, because they were away: b; those that come back" in server.text
     back = machines.client("b")
     back.wait_for("the encoder is here")
     assert "run 0001: its encoder goes to b" in server.text

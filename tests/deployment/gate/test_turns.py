@@ -177,7 +177,7 @@ def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, mo
     statuses = Counter(each.result()[0] for each in coming)
     assert statuses == {200: turns.COMING, 503: 10 - turns.COMING}
     assert lines == [
-        "the SuperLink has more to do than it can: clients wait, and come again by themselves"
+        "the SuperLink has more to do than it can: clients wait, and try again by themselves"
     ]
     assert post(gate, ACTIVATE) == (200, b"ok")
 

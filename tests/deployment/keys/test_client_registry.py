@@ -45,7 +45,7 @@ def test_a_clients_own_folder_becomes_no_list(keys, refused, tmp_path, monkeypat
     """A client was registered at its own machine, as the line said, and not let in."""
     monkeypatch.chdir(tmp_path)
     assert keys("client", "folder=.", "name=a")[0] == 0
-    assert "a client's, its list is in the server's folder" in refused(*command, "folder=.")
+    assert "is a client's, the list is in the server's folder" in refused(*command, "folder=.")
     assert not (tmp_path / "clients").exists()
 
 

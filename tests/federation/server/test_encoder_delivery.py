@@ -166,7 +166,7 @@ def test_in_a_queue_nobody_is_told_to_resume_a_run(deliver):
     network.away_until["a"] = 10**9
     delivery, lines = deliver(network, wait=0, queued=True)
     delivery.at_the_end()
-    assert "resume=" not in lines[-1] and "comes back while the queue waits for a run" in lines[-1]
+    assert "resume=" not in lines[-1] and "come back while the queue waits for a run" in lines[-1]
     network.verify = None  # without keys its server does not know who comes back
     delivery.at_the_end()
     assert "resume=" in lines[-1]
@@ -183,7 +183,7 @@ def test_what_goes_wrong_at_one_client_is_said_and_harms_no_other(deliver):
     assert (sent["clients"], sent["without"]) == (["d"], ["a", "b", "c"])
     assert network.lost == {"b"}
     assert shown[1].startswith("client a does not have the encoder: failed (an error that it")
-    assert "client c does not have the encoder: it gives no answer that is known" in shown
+    assert "client c does not have the encoder: its answer is unknown here" in shown
     assert "were away: b;" in shown[-1]
 
 

@@ -561,7 +561,7 @@ def test_more_clients_than_delta_protects_are_told_and_end_the_guarantee(config,
         ).run()
     assert summary["privacy"]["updates"] == (
         "not covered by differential privacy: privacy.delta=0.3 must be below 1 / 4, "
-        "one by the clients that were there"
+        "since 4 clients were there"
     )
     assert "privacy.delta=0.3 protects none of 4 clients" in capsys.readouterr().out
 

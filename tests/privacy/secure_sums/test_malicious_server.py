@@ -124,9 +124,9 @@ def damaged_rosters(one):
         ([*roster, roster[1]], "a client or a key twice"),
         ([*roster, ["x", *roster[1][1:]]], "a client or a key twice"),
         ([*roster, ["x", "00" * 31 + "09", "00" * 31 + "0a", "00"]], "x are not signed"),
-        ([*roster, ["x"]], "a list of keys that is none"),
-        ([*roster, ["x", "zz", "", ""]], "a list of keys that is none"),
-        ([*roster, 3], "a list of keys that is none"),
+        ([*roster, ["x"]], "a malformed list of keys"),
+        ([*roster, ["x", "zz", "", ""]], "a malformed list of keys"),
+        ([*roster, 3], "a malformed list of keys"),
         ([roster[0], zero, *roster[2:]], "the keys of c001"),
     ]
 
@@ -232,7 +232,7 @@ def test_shares_that_are_withheld_or_nobodys_are_refused(tools, monkeypatch):
         (lambda asked: asked["boxes"].popitem(), "those of others withheld"),
         (lambda asked: asked["boxes"].update(x="00"), "clients that did not draw it"),
         (lambda asked: asked["boxes"].update(graph="00"), "clients that did not draw it"),
-        (lambda asked: asked["graph"].update(c008="no"), "a list of neighbours that is none"),
+        (lambda asked: asked["graph"].update(c008="no"), "a malformed list of neighbours"),
         (lambda asked: asked["graph"].update(x="0"), "not those that it drew"),
         (lambda asked: asked["graph"].update(c005="1"), "not those that it drew"),
     ]):  # fmt: skip
