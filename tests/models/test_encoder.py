@@ -123,7 +123,7 @@ def test_encode_reports_its_progress(encoder, capsys):
     ("images", "words"),
     [
         ([], "no images to encode"),
-        ("photos", r"several, such as a list, not str \(of one image: \[image\]\)"),
+        ("photos", r"several, such as a list, not str \(for one image: \[image\]\)"),
         (5, "several, such as a list, not int"),
         (torch.zeros(3, 16, 16), r"a tensor \(N, C, H, W\), not \(3, 16, 16\)"),
         (np.zeros((16, 16, 3)), r"an array \(N, H, W, C\), not"),
