@@ -50,7 +50,7 @@ def test_the_listed_images_alone_in_the_tables_order(config, tmp_path):
 def test_images_without_an_owner_are_said_to_be_of_one(config, caplog):
     train = load_dataset(config(LINES.replace("south", ""), group="camera")).train
     assert train.files == ("north/4.png", "%/0.png", "%/8.png")
-    assert "2 of 3 images have no camera; together they count as one, named %" in caplog.text
+    assert "2 of 3 images have no camera; together they count as one group, named %" in caplog.text
     caplog.clear()
     load_dataset(config(LINES, group="camera"))
     assert "camera" not in caplog.text
