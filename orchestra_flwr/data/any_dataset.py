@@ -274,7 +274,7 @@ def _declared(items: Any) -> Sequence[str] | None:
 
 
 def _named_as(train: _Items, test: _Items) -> _Items:
-    """Test images labelled by class name where their class numbers differ from those of training."""
+    """Test images labelled by class name where their numbers differ from the training set's."""
     names = test.classes
     if train.classes is None or names is None or list(names) == list(train.classes):
         return test
