@@ -13,7 +13,7 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse, within
 from orchestra_flwr.files import at_home
 
-# Keys that decide where a run is computed, who is waited for and what is shown, but not its results.
+# Keys that decide where a run is computed, who is waited for and what is shown, not the results.
 WITHOUT_EFFECT = (
     "engine",
     "device",
