@@ -202,7 +202,7 @@ def test_who_stops_an_upload_is_not_told_that_nothing_was_written(make_run, comm
     monkeypatch.setattr(hub_folder, "push", stopped)
     monkeypatch.setattr(hub_folder, "require", lambda *_: None)
     code, _, err = command(f"run={run}", "push_to_hub=me/photos")
-    assert (code, err) == (130, "stopped; the same command begins again\n")
+    assert (code, err) == (130, "stopped; the same command starts over\n")
     assert (run / "hub" / "encoder.safetensors").is_file()
 
 
