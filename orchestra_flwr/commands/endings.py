@@ -10,8 +10,8 @@ from typing import NoReturn
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 
-RESUME_HINT = "stopped; the same command goes on"
-BEGINS_AGAIN = "stopped; the same command begins again"
+RESUME_HINT = "stopped; the same command continues"
+BEGINS_AGAIN = "stopped; the same command starts over"
 
 
 class Terminated(KeyboardInterrupt):
@@ -38,7 +38,7 @@ def run_command(
 
     Args:
         work: returns an exit code; None: 0.
-        stopped: the line for a signal, or makes it; its code is 128 plus the signal's number.
+        stopped: the line for a signal, or its maker; the exit code is 128 plus the signal's number.
         failures: errors with code 1. A :class:`ConfigError` and a path that is too long for the
             disk have code 2.
         advice: makes a second line for a failure.
