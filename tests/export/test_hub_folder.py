@@ -166,7 +166,7 @@ def test_a_folder_with_other_files_is_refused(make_run, command, hub, other):
     code, out, err = command(f"run={run}", f"folder={folder}", "push_to_hub=me/digits")
     assert (code, out) == (2, "") and err.count("\n") == 1
     name = other.split("/")[0] if "onnx" not in other else "photo.png"
-    assert err.startswith(f"error: folder={folder}: holds {name}, which is not of format=hub; it")
+    assert err.startswith(f"error: folder={folder}: holds {name}, which is not of format=hub; must")
     assert [p for p in folder.rglob("*") if p.is_file()] == [folder / other]
     assert hub.asked == []
 

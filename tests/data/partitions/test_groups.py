@@ -100,7 +100,7 @@ def test_images_that_are_no_files_are_refused():
 def test_an_image_that_lies_too_high_is_named():
     assert _line(level=3) == (
         "partition.level=3: cat/mon/1.jpg lies in 2 folders below data.root; "
-        "every image must lie in as many or more"
+        "every image must lie in 3 or more"
     )
 
 

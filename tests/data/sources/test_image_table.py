@@ -136,7 +136,7 @@ def test_a_smaller_number_of_groups_is_among_the_larger(config):
         ("Datei;label\na/0.png;x\n", {}, r"has no column file \(data\.file=file\); .*, label$"),
         (LINES, {"group": "user"}, r"has no column user \(data\.group=user\); .* label, camera"),
         ("file,label\na/0.png,x\n0,y\n", {}, "line 3: 0 is listed twice"),
-        ("file,label\nz/9.png,x\n", {}, r"lists no image .* such as z/9\.png; files must be as"),
+        ("file,label\nz/9.png,x\n", {}, r"lists no image .* such as z/9\.png; files must be named"),
         ("file,label\n,x\n", {}, "line 2 has no file"),
         ("file,label\n", {}, r"lists no image below data\.root"),
     ],
