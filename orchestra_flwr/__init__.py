@@ -23,8 +23,8 @@ else:
     }
 
     def _version() -> str:
-        # A checkout and Flower's app archive have pyproject.toml beside the package. What an
-        # installation noted about a checkout is as old as that installation.
+        # A checkout and Flower's app archive have pyproject.toml beside the package. The metadata
+        # of an installed checkout is as old as its installation.
         project = Path(__file__).parents[1] / "pyproject.toml"
         if project.is_file():
             import tomllib

@@ -216,7 +216,7 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
 
 
 def _starting(run: Callable[..., int], overrides: Sequence[str]) -> AbstractContextManager[None]:
-    """A server or client says at once what takes seconds to import, on a busy machine a minute."""
+    """Shows at once that a server or client imports, for seconds, on a busy machine a minute."""
     if run not in PROCESSES or {"logging.progress=off", "logging.format=json"} & {*overrides}:
         return nullcontext()
     return phase("starting PyTorch and Flower", _print_line, at_once=True)
@@ -345,7 +345,7 @@ def _export(config: ExportConfig) -> int:
         else:
             print_export(export_saved(config), config.exported)
 
-    # Files may be there, or on the hub.
+    # Some files may already be written, or on the hub.
     return run_command(work, BEGINS_AGAIN, OSError, ExportError, HubError)
 
 
@@ -369,7 +369,7 @@ def _top(config: TopConfig) -> int:
     return run_command(work, "", OSError, ValueError)
 
 
-# What is imported behind commands that run for long.
+# The modules behind commands that run for long.
 PROCESSES: dict[Callable[..., int], str] = {
     _serve: "orchestra_flwr.deployment.processes.server_process",
     _take_part: "orchestra_flwr.deployment.processes.client_process",
@@ -389,7 +389,7 @@ def _log_to_stderr() -> logging.Handler:
 
 
 def _shows_json(config: Composed) -> bool:
-    """Whether the lines of a run or a client are for programs."""
+    """Whether a run or client logs JSON, for programs."""
     return getattr(getattr(config, "logging", None), "format", "text") == "json"
 
 

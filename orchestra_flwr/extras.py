@@ -9,7 +9,7 @@ def require(key: str, extra: str, *libraries: str) -> None:
     """Refuses a choice (`key`, as on the command line) whose libraries are not installed.
 
     Raises:
-        ConfigError: names the first one that is missing, and the extra with it.
+        ConfigError: names the first missing one, and the extra that installs it.
     """
     for library in libraries:
         spec = find_spec(library)
@@ -24,7 +24,7 @@ SERVER = ("matplotlib", "sklearn", "scipy", "dp_accounting")
 
 
 def require_server(program: str) -> None:
-    """As :func:`require`, of a program in an environment with the client's libraries alone.
+    """As :func:`require`, for a program that needs more than the client's libraries.
 
     Raises:
         ConfigError: names the library that is missing, and what to install.

@@ -27,7 +27,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> Non
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Writes a file that is not there yet in one step: who looks meanwhile sees all of it or none.
+    """Writes a file that is not there yet in one step: a reader sees all of it or none.
 
     Raises:
         OSError: names `path`; a FileExistsError where it is there, which then stays as it is.
@@ -42,7 +42,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def name_new(temporary: Path, path: Path) -> None:
-    """Gives a whole file its name, unless one has it: a FileExistsError, or another OSError."""
+    """Gives a complete file its name; FileExistsError if it is taken, or another OSError."""
     # A link fails where the name is taken, a rename would replace what is there.
     try:
         path.hardlink_to(temporary)
@@ -67,7 +67,7 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
     removed. A killed process leaves it, and a write to `path` an hour later removes it.
 
     Args:
-        path: the file. Its ending is not that of the temporary one: name the format to a library.
+        path: the file. The temporary one has another suffix: name the format to a library.
         mode: permissions from the start, 0o600 for a secret; None: as the system or the library
             sets them.
 
@@ -98,7 +98,7 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
 def append_durably(path: Path, data: bytes) -> None:
     """Appends all of `data` to a file and waits until it is on the disk.
 
-    The file is made where there is none, for its owner alone.
+    A missing file is created, for its owner alone.
 
     Raises:
         OSError: names `path`; the file is as before.
@@ -192,7 +192,7 @@ def folder_name(name: str) -> str:
 
 @contextmanager
 def private_umask() -> Iterator[None]:
-    """Files and folders that this process and its children make in the block are private."""
+    """Makes private all files and folders that this process and its children make in the block."""
     previous = os.umask(0o077)
     try:
         yield

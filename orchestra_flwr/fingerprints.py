@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def fingerprint_of(content: str | bytes, digits: int = 16) -> str:
-    """The first hexadecimal digits of the content's SHA-256: 16 where nobody seeks collisions."""
+    """The first hexadecimal digits of the content's SHA-256; 16 do if nobody seeks collisions."""
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()[:digits]
 

@@ -18,7 +18,7 @@ LOCK = ".lock"
 
 
 class FolderInUseError(RuntimeError):
-    """Another process has locked the folder; the text is its number and host."""
+    """Another process has locked the folder; the text is its process number and host."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[IO[bytes]]:
             raise FolderInUseError(_owner(file)) from None
         except OSError as error:
             logger.warning(
-                "%s cannot be locked (%s): see to it that no second process writes there",
+                "%s cannot be locked (%s): make sure that no second process writes there",
                 path,
                 error.strerror,
             )
@@ -65,7 +65,7 @@ def is_locked(folder: Path) -> bool:
     """
     try:
         with (folder / LOCK).open("rb") as file:
-            # Nobody has one without a name in it; to ask for a lock could hinder who takes it now.
+            # A held lock has a name in it; a request could hinder a process that takes it now.
             if not file.read(1):
                 return False
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

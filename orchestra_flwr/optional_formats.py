@@ -12,10 +12,10 @@ from PIL import Image, ImageFile
 LIBRARIES = {"HEIF": "pillow_heif", "DICOM": "pydicom"}  # by PIL's names of the formats
 SUFFIXES = {"HEIF": (".heic", ".heif", ".hif"), "DICOM": (".dcm", ".dicom")}
 INSTALL = "pip install 'orchestra-flwr[formats]'"
-# Inflated at once when a file is opened, whatever that takes: such files are not opened.
+# Such files are not opened: they would be inflated at once, however large that makes them.
 DEFLATED = b"1.2.840.10008.1.2.1.99"
-# Transfer syntaxes, by which pixels stand in a file as they are. All others are for decoders that
-# are written in C and that pydicom finds among whatever is installed.
+# Transfer syntaxes that store pixels uncompressed. All others need decoders that are written in C
+# and that pydicom finds among whatever is installed.
 UNCOMPRESSED = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
 STRIP_PIXELS = 2**20  # converted at a time
 
@@ -37,7 +37,7 @@ def register() -> None:
 
 
 def missing_library(data: bytes) -> str | None:
-    """What to install for a file that cannot be read without; None for any other."""
+    """What to install to read a file that needs a missing library; None for any other file."""
     if data[128:132] == b"DICM":
         name = "DICOM"
     elif data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"mif1", b"heim", b"heis"):
@@ -73,7 +73,7 @@ class DicomImage(ImageFile.ImageFile):
         _check_uncompressed(header, len(self._content))
         channels = int(header.SamplesPerPixel)
         if channels not in (1, 3) or header.PhotometricInterpretation == "PALETTE COLOR":
-            raise ValueError("of DICOM only images in gray or RGB are read")
+            raise ValueError("DICOM images are read only in gray or RGB")
         self._size = int(header.Columns), int(header.Rows)
         self._mode = "L" if channels == 1 else "RGB"
 
@@ -82,7 +82,7 @@ class DicomImage(ImageFile.ImageFile):
         if self._im is None:
             pixels = _eight_bits(self._content, colour=self._mode == "RGB")
             if pixels.shape[1::-1] != self._size:
-                raise ValueError("the pixels do not have the size that the file says")
+                raise ValueError("the pixels do not have the size that the file declares")
             self.load_prepare()
             self.frombytes(pixels.tobytes())
         return super().load()
@@ -96,7 +96,7 @@ def _check_uncompressed(header: Any, size: int) -> None:
     """
     syntax = header.file_meta.get("TransferSyntaxUID")
     if syntax not in UNCOMPRESSED:
-        name = getattr(syntax, "name", "none that is known")
+        name = getattr(syntax, "name", "unknown")
         raise ValueError(
             f"DICOM is only read uncompressed, and the transfer syntax of this file is {name}: "
             "decompress it, for example by gdcmconv --raw"
@@ -105,13 +105,13 @@ def _check_uncompressed(header: Any, size: int) -> None:
              "SamplesPerPixel", "BitsAllocated")]  # fmt: skip
     if min(shape) < 1 or math.prod(shape) > 8 * size:
         raise ValueError(
-            f"the file says {shape[0]} x {shape[1]} pixels in {shape[2]} frames, which it has no "
-            "room for"
+            f"the file declares {shape[0]} x {shape[1]} pixels in {shape[2]} frames, which it has "
+            "no room for"
         )
 
 
 def _eight_bits(content: bytes, *, colour: bool) -> NDArray[np.uint8]:
-    """(H, W) or (H, W, 3), converted in strips: float64 takes eight bytes a value."""
+    """(H, W) or (H, W, 3) pixels, converted in strips: float64 takes eight bytes a value."""
     from pydicom import dcmread
     from pydicom.pixels.processing import apply_modality_lut
     from pydicom.pixels.utils import pixel_array

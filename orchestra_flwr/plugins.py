@@ -32,7 +32,7 @@ class PluginError(ValueError):
 
 
 def must_be_one_of(name: str, names: Sequence[str]) -> str:
-    """What an error says after an unknown name: those that exist, and the one that is alike."""
+    """What an error says after an unknown name: the names that exist, and the most similar one."""
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"must be one of {', '.join(names)}{hint}"
@@ -140,8 +140,8 @@ def imported_packages() -> set[str]:
 def fingerprint(packages: Sequence[str]) -> str:
     """16 hexadecimal digits that differ whenever the code of one of the packages differs.
 
-    Server and clients compare it before a round. It is that of the Python files at the time when
-    this process imported the package. "" without packages.
+    Server and clients compare it before a round. It is computed from the Python files when this
+    process imports the package. "" without packages.
 
     Raises:
         PluginError: a package cannot be imported.
@@ -161,10 +161,10 @@ def has_changed(package: str) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """An exception in a line: its type, text and place.
+    """An exception in one line: its type, text and place.
 
-    The place is the innermost line of a user's package, else of this one: most errors are raised
-    inside a library, where nobody has to look.
+    The place is the innermost line of a user's package, or else of this one: most errors are raised
+    inside a library, where nobody needs to look.
     """
     places, users = list(traceback.walk_tb(error.__traceback__)), _users_places(error)
     ours = [place for place in places if _is_in({"orchestra_flwr"}, place[0])]

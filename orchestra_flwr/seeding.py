@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-_TORCHS_OWN = threading.RLock()  # clients in threads draw from torch's own generator in turns
+_TORCHS_OWN = threading.RLock()  # clients in threads take turns with torch's default generator
 
 
 def derive(seed: int, purpose: str, *path: int | str) -> int:
@@ -32,10 +32,10 @@ def torch_generator(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Has torch's own generator of the CPU begin with a seed, and puts it back as it was.
+    """Seeds torch's default CPU generator for the block, and then restores its state.
 
-    `torch.manual_seed` would keep the call for GPUs too, with a stack trace that takes
-    milliseconds; networks are made on the CPU.
+    `torch.manual_seed` would also record the call for GPUs, with a stack trace that takes
+    milliseconds; networks are built on the CPU.
     """
     with _TORCHS_OWN, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

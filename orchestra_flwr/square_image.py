@@ -54,7 +54,7 @@ TURNS = {  # what turns an image upright, by its EXIF orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-ROUNDING = 1e-4  # a float image may leave [0, 1] by so much
+ROUNDING = 1e-4  # a float image may leave [0, 1] by this much
 IN_RANGE = "must be whole numbers in 0..255 or floating-point numbers in [0, 1]"
 
 
@@ -62,8 +62,8 @@ def square_image(image: AnyImage, size: int, channels: int = 3) -> Tensor:
     """An image as training reads it.
 
     Files and PIL images are turned as their EXIF data says, cropped to their middle square and
-    resized by PIL. Arrays and tensors are cropped likewise and resized by :func:`resize`. One that
-    has the right size already keeps its values.
+    resized by PIL. Arrays and tensors are cropped likewise and resized by :func:`resize`. An image
+    that already has the right size keeps its values.
 
     Args:
         image: a file's path; a PIL image; an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); or a
@@ -171,8 +171,8 @@ def in_range(pixels: Tensor) -> Tensor:
     """Values of images of any shape, checked.
 
     Returns:
-        uint8 in 0..255, or floating-point numbers in [0, 1] of the precision that they had, float32
-        at most.
+        uint8 in 0..255, or floating-point numbers in [0, 1] in their own precision, float32 at
+        most.
 
     Raises:
         TypeError: they are truth values or complex numbers.
@@ -242,8 +242,8 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
     """Loads an image and converts it to L if it is gray or is to be, else to RGB.
 
-    Values of more than 8 bits are scaled, since PIL would clip them: in strips, since whole in
-    float64 they would take forty bytes a pixel.
+    Values of more than 8 bits are scaled, since PIL would clip them. This is done in strips: a
+    whole image in float64 would take forty bytes a pixel.
     """
     if image.format == "EPS":
         raise ValueError("EPS is not read, because PIL runs Ghostscript on it: convert it to PNG")

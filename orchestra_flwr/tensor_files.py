@@ -33,7 +33,7 @@ class DamagedFileError(ValueError):
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], values: Mapping[str, str], *, mode: int | None = None
 ) -> None:
-    """Replaces `path` in one step by tensors, on any device, and texts, by their names.
+    """Replaces `path` in one step by named tensors, on any device, and named texts.
 
     Raises:
         OSError: names `path`; what was there before is still there.
@@ -51,7 +51,7 @@ def save_tensors(
 def save_plain(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Tensors and texts as any reader of safetensors finds them, without a checksum.
+    """Writes tensors and texts as plain safetensors, without a checksum.
 
     Args:
         path: may be the temporary file of :func:`replacing`, which names the file in its place.

@@ -71,7 +71,7 @@ REFUSED = [
     # images that lack something, by their names alone
     ([*FLAT], "partition=dirichlet: needs labels, and these images have none"),
     ([*FLAT, "partition=iid", "data.test_share=0.2"], "data.test_share=0.2: the images have no"),
-    ([*FLAT, "partition=iid", "method=supervised"], "method: this one learns from labels"),
+    ([*FLAT, "partition=iid", "method=supervised"], "method=supervised: learns from labels"),
     ([*FLAT, "partition=iid", "evaluation.clients=true"], "evaluation.clients=true"),
     ([*PHOTOS, "evaluation.clients=true"], "evaluation.clients=true"),
     ([*PHOTOS, "federation.clients=13"], "federation.clients=13: at most one client for each"),

@@ -1,4 +1,4 @@
-"""Points to groups of given sizes at the least cost: the transportation problem, solved exactly."""
+"""Assigns points to groups of given sizes at the least cost: the transport problem, exactly."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ def cheapest_assignment(cost: NDArray[np.float64], places: NDArray[np.int64]) ->
     group, along the cheapest chain that ends at a free place. A client needs no scipy for this.
 
     Args:
-        cost: (n, groups), of each point in each group; inf: not there.
+        cost: (n, groups), of each point in each group; inf: not allowed there.
         places: (groups,) how many points each group has room for; together at least n.
 
     Returns:

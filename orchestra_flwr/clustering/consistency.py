@@ -20,7 +20,7 @@ def assignment_measures(
     Returns:
         `agreement`: share of the images that are nearest to the same centroid in both; 1 / G by
         chance. `assignment_entropy`: mean over the images of the entropy of the target's
-        assignment, in nats; log G where it says nothing.
+        assignment, in nats; log G if it is uniform.
     """
     cosines = target @ centroids.T
     same = cosines.argmax(dim=1) == (online @ centroids.T).argmax(dim=1)
@@ -39,7 +39,7 @@ def consistency(points: Tensor, previous: Tensor, current: Tensor) -> float:
 
     Returns:
         Of the pairs of points that share their nearest centroid before or after, the fraction that
-        do both times (Jaccard, 1912); 1 where there are no such pairs.
+        share it both times (Jaccard, 1912); 1 where there are no such pairs.
     """
     old, new = ((points @ centroids.T).argmax(dim=1) for centroids in (previous, current))
     together_before = (old[:, None] == old).triu(1)

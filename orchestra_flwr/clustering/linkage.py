@@ -4,12 +4,12 @@ import numpy as np
 
 
 def linkage_groups(similarity: np.ndarray, groups: int, min_members: int = 1) -> list[int]:
-    """Agglomerative clustering with average linkage (UPGMA), cut into so many groups.
+    """Agglomerative clustering with average linkage (UPGMA), cut into a number of groups.
 
     A smaller group then takes members of larger ones, the most similar ones first.
 
     Args:
-        similarity: (n, n) symmetric, at most 1 but for rounding; its diagonal is not read.
+        similarity: (n, n) symmetric, at most 1 up to rounding; its diagonal is not read.
 
     Returns:
         (n,) group of each; groups are numbered by their first members.

@@ -1,4 +1,4 @@
-"""Local clustering: a client's latest target features to at most L centroids of equal size."""
+"""Local clustering: a client's latest target features in at most L clusters of equal size."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ def local_clustering(
 
     Line 18 of the paper's Algorithm 1. Sinkhorn-Knopp finds the clusters; its soft plan is rounded
     to the best assignment that gives every cluster at least floor(n / k) members, which the
-    published code does not enforce. So no centroid stands for fewer than k_min images.
+    published code does not enforce. Thus no centroid stands for fewer than k_min images.
 
     Args:
         features: (n, d) target features, one row an image, n >= 1.

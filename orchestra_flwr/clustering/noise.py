@@ -2,8 +2,8 @@
 
 Floating point: uniform numbers have 52 bits, so each draw is within about 2^-52 in total variation
 of the distribution that the accounting assumes, and no draw lies in tails rarer than that. Gaussian
-noise is rounded to the grid on which the sums lie (see `private`), which closes the classical
-leak through the least bits of floats (Mironov, 2012).
+noise is rounded to the grid on which the sums lie (see `private_kmeans`), which closes the
+classical leak through the least significant bits of floats (Mironov, 2012).
 """
 
 import math

@@ -59,7 +59,7 @@ def private_clustering(
             brought to the unit sphere; rows of zeros stay zeros.
         clusters: the paper's L, at least 1.
         mechanism: the noise, from `privacy.calibrate`.
-        key: 32 bytes, the source of all randomness. Who has it can subtract the noise.
+        key: 32 bytes, the source of all randomness. Whoever has it can subtract the noise.
         k_min: minimum of a leaf's noisy count. It keeps weak noise (a large epsilon) from sending
             single rows.
         dimensions: of the subspace, the same for all clients, onto which rows are projected before
@@ -156,7 +156,7 @@ def grow_tree(
     """Sorts rows into leaves by noisy counts, one level after another.
 
     Each row is counted at most once a level, so depth + 1 times, and lies in at most one leaf.
-    A node of which no child is kept is a leaf itself, which a look at noisy counts decides.
+    A node of which no child is kept is a leaf itself; noisy counts alone decide this.
 
     Args:
         bits: (n, depth) the side of each hyperplane on which a row lies.
@@ -194,7 +194,7 @@ def noisy_sums(points: Tensor, leaves: Leaves, scale: float, noise: NoiseStream)
     sums = points.new_zeros(len(leaves.counts), points.shape[1])
     inside = leaves.of_row >= 0
     sums.index_add_(0, leaves.of_row[inside], points[inside])
-    # Both on the grid of the rows: the least bits say nothing of which rows were added.
+    # Both are on the grid of the rows: the least bits do not reveal which rows were added.
     return sums + (scale * noise.gaussian(*sums.shape) / ROW_GRID).round() * ROW_GRID
 
 
@@ -217,7 +217,7 @@ def lookup(table: Tensor, index: Tensor) -> Tensor:
 def weighted_kmeans(points: Tensor, weights: Tensor, k: int, noise: NoiseStream) -> Tensor:
     """k-means of weighted points: the best of a few runs from k-means++ seeds.
 
-    Arthur and Vassilvitskii (2007), Lloyd (1982). Works on what is public already.
+    Arthur and Vassilvitskii (2007), Lloyd (1982). Works on public values alone.
 
     Args:
         points: (n, d).

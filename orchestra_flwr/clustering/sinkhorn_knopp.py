@@ -17,11 +17,11 @@ def sinkhorn(
 
     Maximises <P, cosines> + H(P) / SHARPNESS over plans P whose rows sum to 1/n and whose columns
     sum to 1/k (Cuturi, 2013; Genevay et al., 2019), by scaling rows and columns of the kernel in
-    turn. The kernel of cosines spans a factor of exp(50), far within float64: no logarithms.
+    turn. The kernel of cosines spans a factor of exp(50), far within float64: no logarithms needed.
 
     Args:
         cosines: (n, k) similarities from -1 to 1.
-        iterations: at most so many row-and-column updates.
+        iterations: maximal number of row-and-column updates.
         tolerance: stops once every column's mass is within this fraction of 1/k.
         column: (k,) factors to begin with, those of similar cosines; ones if None.
 

@@ -10,10 +10,10 @@ def sketch(values: np.ndarray, width: int) -> np.ndarray:
 
     Each value is added, with a random sign, to one of `width` sums (Charikar et al., "Finding
     Frequent Items in Data Streams", 2002). The cosine of two sketches is that of the vectors with a
-    deviation of at most sqrt(2 / width), and always the same: the draws have a seed of their own.
+    deviation of at most sqrt(2 / width). A vector always has the same sketch: the seed is fixed.
 
     Args:
-        values: (n,) float; at most `width` values are not sketched.
+        values: (n,) float; up to `width` values are left as they are.
         width: of the sketch.
 
     Returns:

@@ -38,7 +38,7 @@ def equal_mass_clustering(points: Tensor, centroids: Tensor) -> Tensor:
 
     The optimal centroid for a plan is the normalised mean of the points that it weights, so each
     pair of steps raises the regularised transport objective. All moves but the last overshoot that
-    optimum: fewer moves then reach the same end.
+    optimum: fewer moves then reach the same result.
 
     Args:
         points: (n, d) unit vectors.

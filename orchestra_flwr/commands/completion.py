@@ -10,7 +10,7 @@ _{name}() {{
   local line="${{COMP_LINE:0:$COMP_POINT}}" found
   local word="${{line##* }}"
   found=($(compgen -W {words} -- "$word"))
-  # To the shell "=" divides words, so only what is behind it is put in.
+  # To the shell "=" separates words, so only what follows it is inserted.
   case "$word" in *=*) found=("${{found[@]#*=}}") ;; esac
   COMPREPLY=("${{found[@]}}")
 }}
@@ -19,7 +19,7 @@ complete -o nospace -o default -F _{name} {programs}
 
 
 def completion_script(programs: Sequence[str], words: Sequence[str]) -> str:
-    """What a shell evaluates to complete the arguments of one command, under all of its names."""
+    """The script that completes the arguments of one command in a shell, under all of its names."""
     return SCRIPT.format(
         program=programs[0],
         name=programs[0].replace("-", "_").replace(".", "_"),

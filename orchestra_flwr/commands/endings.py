@@ -11,8 +11,8 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.plugins import describe, is_of_users_code
 
-RESUME_HINT = "stopped; the same command goes on"
-BEGINS_AGAIN = "stopped; the same command begins again"
+RESUME_HINT = "stopped; the same command continues"
+BEGINS_AGAIN = "stopped; the same command starts over"
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,8 +39,8 @@ def run_command(
 
     Args:
         work: returns an exit code; None: 0.
-        stopped: the line for a signal, or makes it; its code is 128 plus the signal's number.
-        failures: errors with code 1, as all are that a plug-in of a user's package raises. A
+        stopped: the line for a signal, or its maker; the exit code is 128 plus the signal's number.
+        failures: errors with code 1, as are all that a plug-in of a user's package raises. A
             :class:`ConfigError` and a path that is too long for the disk have code 2.
         advice: makes a second line for a failure.
         show: shows a line; None: on stderr.

@@ -16,11 +16,11 @@ class ExperimentLine:
 
     experiment: str
     scale: str
-    seeds: tuple[int, ...] | None  # as in `make_plan`, and the next one
+    seeds: tuple[int, ...] | None  # as in `make_plan`, like `only`
     only: tuple[str, ...]
     transfer_root: str | None
     folder: Path
-    jobs: int | None  # side by side; None: as the scale says
+    jobs: int | None  # side by side; None: the scale's
     extra: tuple[str, ...]  # overrides of every run
 
 

@@ -7,7 +7,7 @@ from orchestra_flwr.config import ConfigError
 
 SHORT = {"-h": "--help", "-m": "--multirun"}
 COMMON = ("--help", "--version", "--cfg")
-PROGRAM = (*COMMON, "--completion")  # of one that is installed under a name of its own
+PROGRAM = (*COMMON, "--completion")  # of a program that is installed under its own name
 SEVERAL = (*PROGRAM, "--multirun")
 
 
@@ -26,7 +26,7 @@ class Flags:
 def read_flags(arguments: Sequence[str], allowed: Sequence[str] = COMMON) -> Flags:
     """Separates flags from overrides.
 
-    Words without "=" are groups beside --help, and "job" beside --cfg, as Hydra has it.
+    Words without "=" are groups beside --help, and "job" beside --cfg, as in Hydra.
 
     Raises:
         ConfigError: a flag that is not allowed.

@@ -13,7 +13,7 @@ INSTALLED = {
 
 
 def as_called(text: str, program: str) -> str:
-    """A text with the programs' names as installed or not; `program` is `sys.argv[0]`."""
+    """A text with programs named as they were called; `program` is `sys.argv[0]`."""
     name = Path(program).name
     if name in INSTALLED.values():
         for script, installed in INSTALLED.items():
@@ -29,24 +29,24 @@ def script_of(text: str) -> str:
 
 
 def program(text: str) -> str:
-    """The name of a text's program, as installed or not."""
+    """The name of a text's program, as it was called."""
     return as_called(script_of(text), sys.argv[0])
 
 
 def shell_command(text: str) -> str:
-    """A text's program as it is typed: with `python` before a script of a checkout."""
+    """A text's program as it is typed, with `python` before a script of a checkout."""
     name = program(text)
     return f"python {name}" if name.endswith(".py") else name
 
 
 _HELP = """\
-  --help         this text and every key, its value with what else is on the line, and its meaning
+  --help         this text, and every key with its meaning and its value under the given ones
 """
 _ONE_GROUP = """\
-  --help data    one group or section alone: what it can be, and its keys
+  --help data    one group or section alone: its choices and its keys
 """
 _OTHERS = """\
-  --cfg job      the composed configuration, nothing is run
+  --cfg job      the composed configuration; nothing is run
   --version      of this program
 """
 _COMMON = _HELP + _ONE_GROUP + _OTHERS
@@ -55,8 +55,8 @@ _COMPLETION = """\
 """
 _RUN_CODES = """\
 Exit code 0: done, 1: the run failed, 2: the configuration is wrong, or the run folder is in use or
-damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM, it can go on
-or be ended.
+damaged, and nothing was written, 130 or 143: stopped by Ctrl-C or SIGTERM; it can be continued
+or ended.
 """
 _CODES = """\
 Exit code 0: done, 1: it failed, 2: the configuration is wrong and nothing was written,
@@ -68,7 +68,7 @@ usage: run_sim.py [key=value ...]      train an encoder in a simulated federatio
   run_sim.py                                          digits, 10 clients, about two minutes
   run_sim.py data=image_folder data.root=photos.zip   your own images
   run_sim.py data=cifar10                             the paper's cross-device run
-  run_sim.py resume=outputs/<name>/<date_time>        go on with an interrupted run
+  run_sim.py resume=outputs/<name>/<date_time>        continue an interrupted run
   run_sim.py resume=... federation.rounds=40          give a finished one more rounds, or end a
                                                       stopped one that has done 40
   run_sim.py resume=... resume_round=12               go back to one of the last three checkpoints
@@ -86,7 +86,7 @@ usage: run_server.py [key=value ...]      train an encoder with real clients tha
   run_server.py                                       clients on this machine
   run_server.py host=0.0.0.0                          clients on a network, with TLS and keys
   run_server.py data.root=labelled.zip                evaluate the encoder with labelled images
-  run_server.py resume=outputs/<name>/<date_time>     go on with an interrupted run
+  run_server.py resume=outputs/<name>/<date_time>     continue an interrupted run
   run_server.py resume=... federation.rounds=40       end a stopped one that has done 40
   run_server.py resume=... resume_round=12            go back to one of the last three checkpoints
   run_server.py queue=runs                            many runs, see orchestra-submit --help
@@ -100,16 +100,16 @@ usage: orchestra-submit queue=FOLDER [key=value ...]      add a run to a server'
 
   orchestra-server host=0.0.0.0 queue=runs              the server, which runs until it is stopped
   orchestra-submit queue=runs method=simclr seed=1      a run, checked before it is added
-  orchestra-submit queue=runs --list                    all runs and how they stand
+  orchestra-submit queue=runs --list                    all runs and their states
   orchestra-submit queue=runs cancel=0003               one that waits, or has begun
 
 Keys are those of orchestra-server, except host, port, insecure, security, watch, logging.format and
-logging.progress, which the server's own command says, and the run folder, which is
-FOLDER/NUMBER/run. Packages of plugins= have to be named by the server's command as well.
+logging.progress, which the server's own command sets, and the run folder, which is
+FOLDER/NUMBER/run. The server's command must name packages of plugins= as well.
 FOLDER is made by the server, and belongs to its user alone. A run that fails does not hold up the
 others.
 
-  --list         all runs, nothing is added
+  --list         all runs; nothing is added
   --help         this text
   --version      of this program
 
@@ -130,23 +130,23 @@ usage: run_experiment.py experiment=NAME [key=value ...]      reproduce a table 
 
   run_experiment.py experiment=table6                        on digits, minutes for each run
   run_experiment.py experiment=table6 data.root=cifar10.zip  on photographs
-  run_experiment.py experiment=table1 scale=paper            as the paper has it, on GPUs
+  run_experiment.py experiment=table1 scale=paper            as in the paper, on GPUs
   run_experiment.py experiment=table1 only=Orchestra,cross-device seeds=0
 
   experiment=  {names}
   scale=       small, medium or paper (small)
   seeds=       of which each row is run, such as 0,1,2 (the experiment's own)
   only=        values of rows; rows with others on the same axes are left out
-  transfer_root=  where the other images are that encoders are evaluated on (dec_ssl_table4)
+  transfer_root=  place of the other images that encoders are evaluated on (dec_ssl_table4)
   folder=      where all runs and the report are (outputs/experiments)
   jobs=        runs side by side (the scale's own)
-  --list       the experiment's runs and how they stand, nothing is run
+  --list       the experiment's runs and their states; nothing is run
   --help       this text
 
-Every other key=value is given to every run, see run_sim.py --help. Runs that are complete in the
+Every other key=value is passed to every run, see run_sim.py --help. Runs that are complete in the
 folder are not run again, whichever experiment they were made for, and those begun are resumed;
-a failed one does not hold up the others. Stop it with Ctrl-C and start it again to go on.
-The report, also of what there is so far: orchestra-report folder=FOLDER
+a failed one does not hold up the others. Stop it with Ctrl-C and start it again to continue.
+The report, at any time: orchestra-report folder=FOLDER
 
 Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run,
 130: stopped, 143: stopped by SIGTERM.
@@ -154,8 +154,8 @@ Exit code 0: done, 1: runs failed, 2: the command is wrong and nothing was run,
 EVALUATE = f"""\
 usage: orchestra-evaluate run=RUN [key=value ...]      evaluate a saved encoder
 
-  run=outputs/<name>/<date_time>                          by the run's own images
-  run=encoder.safetensors data=cifar100 data.root=...     any encoder by other images (transfer)
+  run=outputs/<name>/<date_time>                          on the run's own images
+  run=encoder.safetensors data=cifar100 data.root=...     any encoder on other images (transfer)
   run=... protocols=[finetune] seeds=5                    1 % and 10 % of the labels
 
 Prints a table and writes <run folder>/evaluation/<data set>.json.
@@ -171,7 +171,7 @@ usage: orchestra-embed run=RUN images=IMAGES [key=value ...]      images to embe
 
 Writes embeddings.safetensors, embeddings.json and embeddings.html. The page shows the images on a
 map, with nearest neighbours, clusters, near-duplicates and outliers; it holds small copies of them.
-Stop it with Ctrl-C and start it again to go on.
+Stop it with Ctrl-C and start it again to continue.
 
 {_HELP}{_ONE_GROUP.replace("data", "page")}{_OTHERS}
 {_CODES}"""
@@ -205,7 +205,7 @@ EXPORT = f"""\
 usage: orchestra-export run=RUN [key=value ...]      a saved encoder for other runtimes
 
   run=outputs/<name>/<date_time>                    ONNX, checked by onnxruntime
-  run=... int8=true                                 also in 8 bits, with what that costs in accuracy
+  run=... int8=true                                 also in 8 bits, with its cost in accuracy
   run=... any_size=false                            only images of the encoder's size (TensorRT)
   run=encoder.safetensors format=torch_export       a graph for torch.export.load
   run=... format=timm                               a folder for timm.create_model("local-dir:...")
@@ -219,7 +219,7 @@ Prints a table and writes <run folder>/export/; format=hub writes <run folder>/h
 TOP = f"""\
 usage: orchestra-top server=HOST:PORT [key=value ...]      how a server or client is doing
 
-  server=127.0.0.1:8444                   of one that was started with watch.port=8444
+  server=127.0.0.1:8444                   one that was started with watch.port=8444
   server=127.0.0.1:8444 once=true         print it once
   audit=outputs/<name>/<date_time>        check that no line of a run's audit log was changed
 

@@ -19,7 +19,7 @@ class Choice(Section):
         room: the folder of the plug-ins.
         key: the key of the choice in the configuration.
         unlisted: fields that error messages do not offer as options.
-        likely_plugin: by option that several plug-ins have, the plug-in that is most likely meant.
+        likely_plugin: for options that several plug-ins have, the plug-in most likely meant.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -52,7 +52,7 @@ class Choice(Section):
         return self.key
 
     def written(self, name: str) -> str:
-        """The choice of a plug-in as on a command line."""
+        """The choice of a plug-in, as written on a command line."""
         return f"{self.key}={name}"
 
     def look_in(self, packages: tuple[str, ...]) -> None:
@@ -64,7 +64,7 @@ class Choice(Section):
         """The chosen class.
 
         Raises:
-            ConfigError: there is none of this name; the message lists those that exist.
+            ConfigError: there is none with this name; the message lists those that exist.
         """
         try:
             return self.room.find(self.name, self._packages)
@@ -118,7 +118,7 @@ class Plugin:
 
     Class attributes:
         Settings: its own options; a :class:`Section` with a default for each.
-        uses: keys of choices that only plug-ins which name them here read, such as "clustering".
+        uses: keys of choices, such as "clustering", that only plug-ins naming them here read.
     """
 
     Settings: ClassVar[type[Section]] = Section

@@ -63,12 +63,12 @@ class PartitionConfig(Choice):
     key: ClassVar = "partition"
     paths: ClassVar = ("csv", "encoder")
 
-    share: float = Field(1.0, gt=0, le=1)  # of each client's images that it has, the rest is unused
+    share: float = Field(1.0, gt=0, le=1)  # of each client's images that it uses
     cut: Literal["random", "by_class"] = "random"  # what is left out with share < 1
 
 
 class ShiftConfig(Choice):
-    """How clients' images differ in looks, beside their classes."""
+    """How clients' images differ in looks, apart from their classes."""
 
     room: ClassVar = Room("orchestra_flwr.data.shifts", "Shift")
     key: ClassVar = "shift"
@@ -85,9 +85,9 @@ class ModelConfig(Choice):
     paths: ClassVar = ("weights",)
 
     norm: Literal["batch", "group"] = "batch"
-    batch_norm: BatchNorm | None = None  # its policy; None: as merging and privacy.clip have it
+    batch_norm: BatchNorm | None = None  # its policy; None: follows merging and privacy.clip
     groups: int | None = Field(None, ge=1)  # of each GroupNorm; None: groups of 8 channels
-    # No memory holds more; up to there what is needed is computed before a run starts.
+    # No memory holds more; below, the needed memory is computed before a run starts.
     width: int = Field(64, ge=8, le=2**14, multiple_of=8)
     # Heads as in the Orchestra paper's code, or of two linear layers.
     projector: Literal["orchestra", "plain", "plain_norm"] = "orchestra"
@@ -96,12 +96,12 @@ class ModelConfig(Choice):
 
     @property
     def first_weights(self) -> dict[str, Any]:
-        """By its key, what names a source of pretrained weights; empty: weights are random."""
+        """The values that name sources of pretrained weights, by key; empty: weights are random."""
         values = {f"model.{k}": getattr(self.settings, k) for k in self.plugin.first_weights}
         return {key: value for key, value in values.items() if value is not None}
 
     def without_folders(self) -> Self:
-        """A copy for clients: files of first weights, which they do not read, by their names."""
+        """A copy for clients, who do not read files of first weights: only these files' names."""
         files = {name: Path(file).name for name in self.paths if (file := self.options.get(name))}
         return self.model_copy(update=files)
 
@@ -115,7 +115,7 @@ class ModelConfig(Choice):
 class MethodConfig(Choice):
     """What clients learn, and from which views of an image.
 
-    `paper` holds the values that the paper found for each setting, for `conf/` to point at.
+    `paper` holds the values that the paper found for each setting, for `conf/` to refer to.
     """
 
     room: ClassVar = Room("orchestra_flwr.methods", "Method")
@@ -191,7 +191,7 @@ class AdaptationConfig(Choice):
 
 
 class AggregationConfig(Choice):
-    """What the clients' states that enter a model become."""
+    """How the clients' states become the new model."""
 
     room: ClassVar = Room("orchestra_flwr.federation.aggregations", "Aggregation")
     key: ClassVar = "aggregation"
@@ -248,7 +248,7 @@ class SolverConfig(Choice):
 
     @model_serializer
     def _as_written(self) -> str | dict[str, Any]:
-        """The name alone, where there are no options, as configurations have it."""
+        """The name alone if there are no options, as configurations write it."""
         return {"name": self.name, **self.options} if self.options else self.name
 
 
@@ -270,7 +270,7 @@ class ClusteringConfig(Choice):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The clustering's own options: files of data sets set those of all clusterings."""
+        """The clustering's own options; files of data sets also set those of other clusterings."""
         others = self.options_of_others
         return {name: value for name, value in super().options.items() if name not in others}
 

@@ -48,7 +48,7 @@ class EvaluatedDataConfig(Section):
 
 
 def encoder_file(path: str) -> Path:
-    """The encoder's file, which is named itself or by the folder of its run."""
+    """The encoder's file, given by its own path or its run folder."""
     named = at_home(path)
     return named if named.suffix == ".safetensors" else named / "encoder.safetensors"
 
@@ -64,7 +64,7 @@ class OfSavedEncoder(WithPlugins, Composed):
         return encoder_file(self.run)
 
     def beside(self, name: str) -> Path:
-        """A folder beside the encoder; of several encoders in one folder each has its own."""
+        """A folder beside the encoder; several encoders in one folder each have their own."""
         stem = self.encoder.stem
         return self.encoder.parent / (name if stem == "encoder" else f"{stem}-{name}")
 
@@ -73,7 +73,7 @@ class SavedEncoderConfig(OfSavedEncoder):
     """A saved encoder and the images of the command: another data set or the run's own."""
 
     referred = ("model", "federation", "training", "clustering", "partition", "merging")
-    undecided = ("data.image_size",)  # the encoder's own, whatever a data set has elsewhere
+    undecided = ("data.image_size",)  # the encoder's own, whatever a data set's file says
 
     data: EvaluatedDataConfig
 
@@ -101,7 +101,7 @@ class SavedEncoderConfig(OfSavedEncoder):
         own = data.get("augmentation")
         if self.data.augmentation is not None and isinstance(own, dict):
             named = self.data.augmentation.model_dump(exclude_unset=True)
-            wanted["augmentation"] = own | named  # what is not named of it is the run's
+            wanted["augmentation"] = own | named  # keys that are not named are as in the run
         try:
             return self._checked({**data, **wanted}, [*self.plugins, *imported])
         except ConfigError:

@@ -203,7 +203,7 @@ class Config(WithPlugins, Composed):
         if self.privacy.noise_multiplier > 0:
             raise ValueError(
                 f"resume_round={self.resume_round}: must not be given for a run with "
-                "privacy.noise_multiplier, whose later rounds would get the noise that they had: "
+                "privacy.noise_multiplier, whose later rounds would repeat their noise: "
                 "the difference of two averages would have none"
             )
 
@@ -221,9 +221,9 @@ class Config(WithPlugins, Composed):
         if noise > 0 and clip is None:
             raise ValueError(
                 f"privacy.noise_multiplier={noise:g}: privacy.clip must be given, "
-                "the noise is in units of it"
+                "because the noise is in units of it"
             )
-        # With weights by samples, what one client can change depends on how many images it has.
+        # With weights by samples, a client's influence depends on how many images it has.
         if clip is not None and weighting != "uniform":
             raise ValueError(
                 f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"

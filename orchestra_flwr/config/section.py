@@ -1,4 +1,4 @@
-"""What a part of the configuration is, and its errors in one line."""
+"""The parts of the configuration, and their errors in one line."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ OptionalPathText = Annotated[str | None, PATH]
 
 
 def required(key: str, what: str) -> BeforeValidator:
-    """For the type of a text that must be given; else the error says what it is."""
+    """A validator of a text that must be given; otherwise the error says what it is."""
 
     def given(value: Any) -> str:
         if not value:
@@ -65,7 +65,7 @@ class Composed(Section):
         referred: keys in files that only other values refer to; they are left out of the result.
         undecided: keys that are null unless the command line sets them, whatever files of choices
             say.
-        foreign: keys and sections that only another command reads, so that nobody is led to them.
+        foreign: keys and sections that only another command reads; no hint leads to them.
     """
 
     file: ClassVar[str]
@@ -75,7 +75,7 @@ class Composed(Section):
 
     @classmethod
     def is_foreign(cls, key: str) -> bool:
-        """Whether nobody is to be led to a key, by its full name."""
+        """Whether no hint should lead to a key, by its full name."""
         return ".paper." in f"{key}." or within(key, cls.foreign)
 
     def unread(self) -> dict[str, str]:
@@ -90,8 +90,8 @@ class Composed(Section):
     def suggested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that the chosen plug-ins suggest for keys, by their full names.
 
-        A new run has them where nobody has set the key. A resumed run keeps what it has. `values`
-        are composed and unchecked; what is wrong in them is told when they are checked.
+        A new run has them unless the key is set. A resumed run keeps its own values. `values` are
+        composed and unchecked; errors in them are reported when they are checked.
         """
         return {}
 
@@ -100,7 +100,7 @@ S = TypeVar("S", bound=Section)
 
 
 def parse(section: type[S], values: Any, path: str = "") -> S:
-    """Checks plain values against a section; `path` is where the section stands.
+    """Checks plain values against a section; `path` is the section's full key.
 
     Raises:
         ConfigError: names the first wrong key by its full path, its value and what is allowed.
@@ -111,7 +111,7 @@ def parse(section: type[S], values: Any, path: str = "") -> S:
         raise ConfigError(_describe(error, section, path)) from None
 
 
-ALIKE = 0.6  # how alike the last parts of two keys are at least, of which one is suggested
+ALIKE = 0.6  # least similarity of the last parts of two keys for one to be suggested
 
 
 def _last(key: str) -> str:
@@ -119,7 +119,7 @@ def _last(key: str) -> str:
 
 
 def suggestion(key: str, allowed: Sequence[str]) -> str:
-    """A hint at allowed keys that are spelt like an unknown one, or that end in it."""
+    """A hint at allowed keys that are spelled like an unknown one, or that end in it."""
     ends = [name for name in allowed if key in (end := _last(name), *end.split("_"))]
     close = [
         name
@@ -130,12 +130,12 @@ def suggestion(key: str, allowed: Sequence[str]) -> str:
 
 
 def within(key: str, keys: Iterable[str]) -> bool:
-    """Whether a key is one of some, or in a section that is."""
+    """Whether a key is one of `keys`, or in a section that is."""
     return f"{key}.".startswith(tuple(f"{other}." for other in keys))
 
 
 def why_unread(key: str, unread: Mapping[str, str]) -> str | None:
-    """Why a key has no effect, by :meth:`Composed.unread`; None: it has one."""
+    """Why a key has no effect, by :meth:`Composed.unread`; None if it has one."""
     return next((why for name, why in unread.items() if within(key, [name])), None)
 
 

@@ -11,8 +11,8 @@ from orchestra_flwr.config.section import Section
 Precision = Literal["float32", "bfloat16"]
 Normalisation = Literal["half", "cifar", "imagenet", "clip", "none"]
 Setting = Literal["small", "device", "silo", "dec_ssl"]
-KEPT_ROUNDS = 3  # whose checkpoints are kept, and states of clients: a run can go back to them
-MAX_THREADS = 256  # more than cores that one client could use; beyond, they only hinder each other
+KEPT_ROUNDS = 3  # last rounds whose checkpoints and clients' states are kept, to go back to
+MAX_THREADS = 256  # more than the cores one client could use; more only hinder each other
 Wire = Literal["float32", "float16", "int8", "int4"]
 Views = Literal["default", "plain"]
 BatchNorm = Literal["averaged", "local", "recalibrated", "frozen"]
@@ -49,7 +49,7 @@ class FederationConfig(Section):
     max_update: float | None = Field(20.0, ge=2)  # in usual updates; None: any
     round_timeout: float = Field(3600, gt=0)
     enough: float = Field(1.0, gt=0)  # up to 1 a share of the cohort, above a number of replies
-    oversample: float = Field(1.0, ge=1, le=100)  # so many times the cohort is asked
+    oversample: float = Field(1.0, ge=1, le=100)  # clients that are asked, in cohorts
     deadline: float | None = Field(None, ge=1)  # in slowest replies of the last rounds; None: none
     min_images: int = Field(1, ge=1)
     wire: Wire = "float32"
@@ -78,17 +78,17 @@ class FederationConfig(Section):
         return min(clients, _ceil(self.oversample * self.cohort_size(clients)))
 
     def awaited(self, clients: int) -> int:
-        """With how many good replies a round ends, of `clients` that are connected."""
+        """The number of good replies that ends a round, of `clients` that are connected."""
         many = self.enough * self.cohort_size(clients) if self.enough <= 1 else self.enough
         return min(self.asked(clients), _ceil(many))
 
     def needed(self, asked: int) -> int:
-        """Good replies of so many that are awaited without which a run ends."""
+        """The good replies, of `asked` that are awaited, without which a run ends."""
         return _ceil(self.min_success * asked)
 
 
 def _ceil(value: float) -> int:
-    """The next whole number, also of one that is whole but for rounding; at least 1."""
+    """The next whole number, at least 1; ignores rounding errors just above a whole number."""
     return max(1, math.ceil(value - 1e-9))
 
 
@@ -102,25 +102,25 @@ class LabelsConfig(Section):
 class PrivacyConfig(Section):
     """What may be learned about a client or an image from what is sent."""
 
-    # A row made from one image is its feature, which never leaves a client; 2 forbids just that.
+    # A row made from one image is its feature, which never leaves a client: 2 rules out just that.
     k_min: int = Field(2, ge=1)  # least images that a released row stands for
     clip: float | None = Field(None, gt=0)  # L2 norm of a client's update; None: not bounded
-    # Noise in the sum of updates, in units of clip. Above, accounting fails.
+    # Noise in the sum of updates, in units of clip. Above the maximum, accounting fails.
     noise_multiplier: float = Field(0.0, ge=0, le=1e6)
     delta: float = Field(1e-3, ge=1e-12, lt=1)  # below it and epsilon, accounting takes terabytes
-    # Of one private release. Above, accounting takes minutes or fails, and nothing is promised.
+    # Of one private release. Above the maximum, accounting takes minutes or fails: no guarantee.
     epsilon: float | None = Field(None, ge=1e-4, le=1e5)
     total_epsilon: float | None = Field(None, gt=0)  # of all that a client releases; None: any
     dimensions: int | None = Field(None, ge=1)  # of features before the noise; None: as they are
     secure_aggregation: bool = False  # the server sees the sum of updates, and no single one
-    # Images (with weighting=batches: batches) from which on a client counts in full, and no more.
+    # Images (with weighting=batches: batches) with which a client has full weight, and no more.
     full_weight: int | None = Field(None, ge=1)
 
 
 class TrainingConfig(Section):
     """Local training of a client."""
 
-    setting: Setting = "device"  # whose values of `method.paper` stand in `conf/`
+    setting: Setting = "device"  # the one whose values of `method.paper` `conf/` uses
     local_epochs: int = Field(ge=1)
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)
@@ -144,7 +144,7 @@ class EvaluationConfig(ScoresConfig):
     """How often and how a run's encoders are evaluated."""
 
     every: int = Field(ge=1)
-    limit: int | None = Field(None, ge=2)  # training and test images, at most so many of each
+    limit: int | None = Field(None, ge=2)  # most training images, and most test images
     probe: Literal["converged", "fixed", "published", "dec_ssl"] = "converged"
     backbone: str | None = None  # which one is kept; None: the method's first
     unsupervised: bool = False
@@ -155,7 +155,7 @@ class EvaluationConfig(ScoresConfig):
     recalibrated: bool = False  # scores with BatchNorm's statistics taken anew, beside the others
     drift: bool = False  # how far clients' models are apart
     clients: bool = False  # each client's own model on its own classes; in simulations
-    personal_labels: int | None = Field(None, ge=1)  # a head of each client's own from so many
+    personal_labels: int | None = Field(None, ge=1)  # labels for each client's own head
 
     @property
     def asks_clients(self) -> bool:

@@ -21,7 +21,7 @@ def are_packages(values: Any) -> bool:
 
 
 def packages_in(plugins: Any) -> tuple[str, ...]:
-    """The packages that a value of `plugins` names, one or a list; none where it names none."""
+    """The packages that a value of `plugins` names, one or a list; empty if it names none."""
     packages = [plugins] if isinstance(plugins, str) else plugins
     return tuple(packages) if are_packages(packages) else ()
 

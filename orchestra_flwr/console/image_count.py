@@ -19,7 +19,7 @@ def no_progress(done: int, total: int | None) -> None:
 
 @contextmanager
 def image_count(total: int | None) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows progress on stderr during the block; yields what takes numbers done and in all."""
+    """Shows progress on stderr during the block; yields a function of images done and total."""
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
         yield _lines()

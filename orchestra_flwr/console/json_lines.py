@@ -7,16 +7,16 @@ import sys
 from datetime import datetime
 from typing import Any
 
-# What lines for people begin with that a program should notice, also behind a client's name.
+# Beginnings of lines that a program should notice, also after a client's name.
 WARNING = re.compile(
     r"(client \S+ )?(warning|refused|is refused|failed|cannot|does not|without|  dropped)\b"
 )
 
 
 def json_line(event: str, level: str = "", **values: Any) -> str:
-    """A line about an event, in a word: `message` for a line that is written for people.
+    """A line about an event, named in one word: `message` for a line written for people.
 
-    Without a level it is a warning where the value `message` begins like one, else info.
+    Without a level it is a warning if the value `message` begins like one, else info.
     """
     noticed = WARNING.match(str(values.get("message", "")))
     about = {

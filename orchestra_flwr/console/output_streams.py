@@ -1,7 +1,7 @@
 """Standard output and error that may close while a run goes on.
 
-A run takes hours, and its terminal or pipe may be closed before. Python would raise an exception
-and the system send SIGPIPE; either would end the run.
+A run takes hours, and its terminal or pipe may be closed before it ends. Python would then raise an
+exception and the system would send SIGPIPE; either would end the run.
 """
 
 import errno
@@ -15,7 +15,7 @@ CLOSED = {errno.EPIPE, errno.EIO, errno.EBADF}  # a closed pipe, terminal, strea
 
 
 def ignore_closed_streams() -> None:
-    """From here on lines that cannot be written are dropped, without an error.
+    """From now on, drops lines that cannot be written, without an error.
 
     Streams that are already closed are opened on /dev/null, so that no file takes their descriptor.
     Replaced `sys.stdout` and `sys.stderr` are left alone.

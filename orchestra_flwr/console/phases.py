@@ -1,4 +1,4 @@
-"""Progress lines of a phase outside the rounds, such as reading images: more rarely with time.
+"""Progress lines of a phase outside the rounds, such as reading images, at growing intervals.
 
 In a log file a phase of a second leaves no line, and one of an hour a dozen.
 """
@@ -15,7 +15,7 @@ MAX_SECONDS = 600.0  # between two lines
 
 @contextmanager
 def phase(text: str, show: Callable[[str], None], *, at_once: bool = False) -> Iterator[None]:
-    """Shows lines about a phase ("starting Ray"), from another thread, while the block runs.
+    """Shows lines about a phase ("starting Ray") from another thread while the block runs.
 
     `at_once`: the first one is shown before the block begins.
     """

@@ -3,7 +3,7 @@
 import re
 
 # Control characters, line separators, marks that reverse the direction of text, and the characters
-# by which Python represents bytes that are not UTF-8.
+# that stand in Python for bytes that are not UTF-8.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -1,4 +1,4 @@
-"""The lines of a program that runs for long: with the time of day, or as JSON."""
+"""The lines of a long-running program: with the time of day, or as JSON."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from orchestra_flwr.console.printable import printable
 
 
 def reporter(format: str, client: str = "") -> Callable[..., None]:
-    """What shows a line of a client or, without a name, of a server on stdout.
+    """A function that prints a line of a client or, without a name, of a server on stdout.
 
     Returns:
-        Takes a line for people and, where `format` is json, what :func:`json_line` takes beside it.
+        It takes a line for people and, for JSON alone, the other arguments of :func:`json_line`.
     """
 
     def report(line: str, event: str = "message", level: str = "", **values: str) -> None:

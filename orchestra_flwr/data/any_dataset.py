@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
 LABEL = "label"  # the name of a column
-PANDAS_NA = "<NA>"  # as a text; it can be compared with nothing
+PANDAS_NA = "<NA>"  # as a text: the value itself cannot be compared
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
 
 
@@ -35,11 +35,11 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
             maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
             images, pairs (image, label), or mappings with an image and maybe a label: torch's and
             torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), lists. Labels
-            are whole numbers or texts; -1, None, an empty text and what pandas has in an empty cell
-            mean no label; test images without are left out where others have one. Files that are
-            broken are named in a warning and left out. In a mapping the label is the
-            item "label"; else the only column of class labels, or called "class" or "target"; else
-            the only one with "label" in its name.
+            are whole numbers or texts; -1, None, an empty text and pandas' value of an empty cell
+            mean no label. Unlabelled test images are left out if others have labels. Broken files
+            are named in a warning and left out. In a mapping the label is the item "label"; else
+            the only column that holds class labels or is called "class" or "target"; else the only
+            one with "label" in its name.
         size: height and width of its images in pixels.
 
     Raises:
@@ -110,7 +110,7 @@ def _splits(source: Any) -> tuple[Any, Any]:
         return source["train"], next((source[s] for s in TEST_SPLITS if s in source), None)
     if isinstance(source, tuple):
         if len(source) != 2:
-            raise ConfigError(f"dataset: must be one or a pair (train, test), not {len(source)}")
+            raise ConfigError(f"dataset: must be one, or a pair (train, test), not {len(source)}")
         return source
     return source, None
 
@@ -128,7 +128,7 @@ def _ends_in_labels(pair: Any) -> bool:
 
 
 def _of_pandas(items: Any) -> bool:
-    """A column or a table, whose [number] is the item of that name, not the one in that place."""
+    """A column or a table, whose [number] is the item with that name, not at that position."""
     return hasattr(items, "iloc")
 
 
@@ -274,7 +274,7 @@ def _declared(items: Any) -> Sequence[str] | None:
 
 
 def _named_as(train: _Items, test: _Items) -> _Items:
-    """Test images with names as labels where test and training images number classes otherwise."""
+    """Test images labelled by class name where their numbers differ from the training set's."""
     names = test.classes
     if train.classes is None or names is None or list(names) == list(train.classes):
         return test

@@ -1,4 +1,4 @@
-"""Random augmentation of whole batches on their device: the parameters of each image.
+"""Random augmentation of whole batches on their device, with parameters for each image.
 
 One view's augmentation is a :class:`Recipe`. All views of a step are drawn and applied as one
 batch. The generator is the only source of randomness: the same state gives the same bits.
@@ -17,8 +17,8 @@ from torch import Tensor
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.data.transforms import Parameters, apply
 
-CROP_RATIO = (3 / 4, 4 / 3)  # of width to height, as every published recipe has it
-CROP_TRIES = 10  # as torchvision: then the whole (square) image is taken
+CROP_RATIO = (3 / 4, 4 / 3)  # of width to height, as in every published recipe
+CROP_TRIES = 10  # as in torchvision; if all fail, the whole (square) image is taken
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,10 @@ def _limits(recipes: tuple[Recipe, ...], device: torch.device) -> tuple[Tensor, 
         row[0, _FACTORS : _FACTORS + 3].clamp_(min=0)
         row[:, _SIGMA] = torch.tensor(recipe.blur_sigma)
         row[1, _TURNS] = 4.0 * recipe.rotate
-        # No crop: one so large that no try fits, and then the whole image is taken.
+        # No crop: an area so large that no try fits, so that the whole image is taken.
         row[:, _SCALE] = torch.tensor(recipe.crop_scale or (9.0, 9.0))
     low, high = limits.unbind(dim=1)
-    # Copies are the last step: no thread sees what another one's stream has not made yet.
+    # Copying comes last: no thread sees values that another thread's stream has not made yet.
     return low.to(device), high.to(device), (high - low).to(device)
 
 

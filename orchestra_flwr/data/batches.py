@@ -15,8 +15,8 @@ def batch_sizes(count: int, batch_size: int, *, drop_last: bool = False) -> list
         count: number of images, at least 1.
         batch_size: images a batch, at least 2; batches have between 2/3 and 3/2 of it, or all
             images if there are fewer.
-        drop_last: whether all batches have `batch_size` images and the rest is left out, as
-            published; a client with fewer images still has one batch.
+        drop_last: whether all batches have `batch_size` images and the rest is left out, as in
+            published code; a client with fewer images still has one batch.
 
     Raises:
         ValueError: no images, or a batch size below 2.

@@ -16,8 +16,8 @@ def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tens
     """Changes brightness, contrast, saturation and hue of each chosen image, in its own order.
 
     The first three are blends and come in up to three steps before the hue and up to three after
-    it, so that the costly hue is computed once. Sorted by how many come before, the images of
-    each step lie side by side.
+    it, so that the costly hue is computed once. Images are sorted by how many blends come before
+    the hue, so that the images of each step are contiguous.
 
     Args:
         images: float in [0, 1], (N, C, S, S); may be overwritten.
@@ -46,8 +46,8 @@ def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tens
 
 
 def selects_images(images: Tensor) -> bool:
-    """Whether an operation runs on the images that it changes, and not on all of a batch."""
-    return not images.is_cuda  # where the host would wait for their indices
+    """Whether an operation runs only on the images that it changes, not on the whole batch."""
+    return not images.is_cuda  # on a GPU the host would wait for their indices
 
 
 def _rows_by_hue(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
@@ -119,7 +119,7 @@ def _shift_hue(images: Tensor, shift: Tensor) -> Tensor:
 
     With value V, chroma C and hue h in sixths of a turn, a channel of a colour in HSV is
     V - C * clamp(min(k, 4 - k), 0, 1), k = (n + h) mod 6, n = 5, 3, 1 for red, green, blue.
-    Masks of floats and work in place: on a CPU a `where` costs as much as six such steps.
+    It masks by floats and works in place: on a CPU a `where` costs as much as six such steps.
     """
     if images.shape[1] == 1:
         return images

@@ -30,8 +30,8 @@ class ImageSet:
         labels: int64, (N,), indices into `classes`, UNLABELLED for images without a label; None if
             no image has one.
         classes: the names of the classes, sorted; empty without labels.
-        files: for each training image that is a file its path below `data.root`, with slashes; else
-            empty.
+        files: the path of each training image below `data.root`, with slashes; empty if images are
+            not files.
         tags: bool, (N, K), which of the K classes each image shows, where an image may show
             several: `labels` is None then.
 
@@ -109,8 +109,8 @@ class Dataset:
             were the reason.
         shown: (N,) bool, the training images whose labels clients use (`labels.fraction`); None if
             that is not known.
-        shorter_side: height or width, whichever is less, of a typical image before it was resized,
-            in pixels; None if that is not known.
+        shorter_side: the lesser of height and width of a typical image before it was resized, in
+            pixels; None if that is not known.
     """
 
     name: str
@@ -148,7 +148,7 @@ def check_memory_for(count: int, size: int) -> None:
 
 
 def shrink_warning(dataset: Dataset) -> str | None:
-    """What is said of images that lose more than half of their resolution; None of others."""
+    """A warning about images that lose more than half of their resolution; None for others."""
     side, size = dataset.shorter_side, dataset.image_size
     if side is None or size >= side / 2 or size == LARGEST:
         return None
@@ -176,7 +176,7 @@ def first_occurrences(images: Tensor) -> Tensor:
 
 
 def count_distinct(images: Iterable[Tensor], enough: int) -> int:
-    """How many different images, uint8 (C, H, W), there are, at most `enough`.
+    """How many different images, uint8 (C, H, W), there are, counted up to `enough`.
 
     The rest is not looked at.
     """
@@ -193,7 +193,7 @@ def _digest(image: NDArray[np.uint8]) -> bytes:
 
 
 def warn_of_unlabelled(where: str, part: str, missing: int, count: int) -> None:
-    """Says how many of the `count` images of a part, "training" or "test", have no label."""
+    """Logs how many of the `count` images of a part, "training" or "test", have no label."""
     if missing:
         then = "they are left out" if part == "test" else "they train without"
         text = "%s: %d of %d %s images have no label; %s"

@@ -42,7 +42,7 @@ def balanced_subset(
 
 
 def stratified_share(labels: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-    """Indices of a random share of each class, of which at least one image is left out.
+    """Indices of a random share of each class; at least one image of each is left out.
 
     Args:
         labels: (count,).
@@ -63,7 +63,7 @@ def limited(images: ImageSet, limit: int | None) -> ImageSet:
 
 
 def limited_dataset(dataset: Dataset, limit: int | None) -> Dataset:
-    """The same of training and of test images, with what is known of the training images."""
+    """As :func:`limited`, for training and test images; other facts are kept for those chosen."""
     if limit is None:
         return dataset
     chosen = _chosen(dataset.train, limit)

@@ -1,9 +1,9 @@
-"""The image operations of augmentation, each with its own parameters for every image of a batch.
+"""The image operations of augmentation, with separate parameters for every image of a batch.
 
 They follow torchvision's operations on one image (bicubic resampling as PIL does it). On a CPU an
 operation runs only on the images that it changes. On a GPU it runs on all images and a mask chooses
-the results: selecting images would make the host wait for the device. torchvision's own draw once
-for a whole batch, and kornia's take six times as long (benchmarks/augmentation.py).
+the results: selecting images would make the host wait for the device. torchvision's own operations
+draw once for a whole batch, and kornia's take six times as long (benchmarks/augmentation.py).
 """
 
 import math
@@ -34,7 +34,7 @@ class Parameters:
         blur: whether it is blurred, bool, (N,).
         sigma: standard deviation of the blur in pixels, (N,).
         solarize: whether its bright values are inverted, bool, (N,).
-        turns: quarter turns against the clock, int64, (N,), 0 to 3.
+        turns: counterclockwise quarter turns, int64, (N,), 0 to 3.
     """
 
     box: Tensor
@@ -73,7 +73,7 @@ def apply(images: Tensor, parameters: Parameters, size: int | None = None) -> Te
 
 
 def crop_and_flip(images: Tensor, box: Tensor, flip: Tensor, size: int | None = None) -> Tensor:
-    """Cuts out each image's box, resizes it (bicubic, antialiased), maybe flips it.
+    """Cuts out each image's box, resizes it (bicubic, antialiased), and flips it where asked.
 
     The resampling is separable: one matrix for each image's columns, then one for its rows, with
     values cut to [0, 1] after each, as PIL does it.
@@ -112,10 +112,10 @@ def _resampling(start: Tensor, length: Tensor, flip: Tensor, side: int, size: in
 
 @lru_cache(maxsize=8)
 def _taps(side: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The pixels that make one of `size`, and their weights, for cuts of every length.
+    """The input pixels of each of `size` output pixels, and their weights, for cuts of any length.
 
-    Those outside of the cut are left out and the rest weighted up, as PIL does at an edge. A cut
-    that is made smaller is averaged over as many more pixels (antialiasing), four otherwise.
+    Pixels outside of the cut are left out and the rest weighted up, as PIL does at an edge. Output
+    pixels come from four input pixels, or from more in proportion if a cut shrinks (antialiasing).
 
     Returns:
         Weights and columns from the start of the cut, (2 * (side + 1), size, taps): by length in

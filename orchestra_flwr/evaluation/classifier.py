@@ -57,7 +57,7 @@ class Classifier(nn.Module):
 
     @classmethod
     def of(cls, encoder: nn.Module, images: Tensor, labels: Tensor) -> Self:
-        """That of a copy of an encoder, where it is, for images (N, C, H, W) uint8 and labels."""
+        """One on a copy of an encoder, on its device, for images (N, C, H, W) uint8 and labels."""
         dim = extract_features(encoder, images[:1], 1).shape[1]
         model = cls(copy.deepcopy(encoder), dim, int(labels.max()) + 1)
         return model.to(device_of(encoder))
@@ -68,7 +68,7 @@ class Classifier(nn.Module):
         return logits
 
     def accuracy(self, images: Tensor, labels: Tensor, batch_size: int) -> float:
-        """Fraction of all images (N, C, H, W) uint8 whose label (N,) is the largest logit."""
+        """Fraction of all images (N, C, H, W) uint8 whose label (N,) has the largest logit."""
         logits = extract_features(self, images, batch_size)
         return float((logits.argmax(1) == labels.to(logits.device)).double().mean())
 

@@ -1,8 +1,8 @@
-"""How far the models that clients send are apart: Dec-SSL's drift of weights (arXiv 2210.10947).
+"""How far apart the models are that clients send: Dec-SSL's drift of weights (arXiv 2210.10947).
 
-d_w(a, b) is the sum over layers of ||a_l - b_l||. Here a layer is a trained tensor, and where many
-clients are compared, its distance is their root mean square: that takes two running sums, however
-many clients there are.
+d_w(a, b) is the sum over layers of ||a_l - b_l||. Here a layer is a trained tensor. Over many
+clients, a layer's distance is the root mean square of the single ones: that takes two running sums,
+however many clients there are.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Drift:
 
     Attributes:
         mean: from their mean (the paper's d_w(g, k)).
-        pairs: of two of them (d_w(j, k)).
+        pairs: between two of them (d_w(j, k)).
         clients: how many there are.
     """
 
@@ -51,14 +51,14 @@ class StreamingDrift:
         self._weights.append(weight)
 
     def result(self) -> Drift | None:
-        """The distances; None of fewer than two models."""
+        """The distances; None for fewer than two models."""
         count, total = len(self._weights), sum(self._weights)
         if count < 2:
             return None
         means = [self._sum[layer] / total for layer in self._layers]
         variances = self._squares / total - np.array([mean @ mean for mean in means])
-        variances = variances.clip(0)  # rounding may leave a little less than nothing
-        # Of two models, drawn by their weights, that are not the same one.
+        variances = variances.clip(0)  # rounding may make them slightly negative
+        # The probability that two models, drawn by their weights, are different ones.
         others = 1 - sum((weight / total) ** 2 for weight in self._weights)
         return Drift(
             float(np.sqrt(variances).sum()), float(np.sqrt(2 * variances / others).sum()), count

@@ -34,7 +34,7 @@ def effective_rank(features: Tensor) -> float:
     """
     exact = features.double()
     if not torch.isfinite(exact).all():
-        return math.nan  # those who evaluate the features refuse them
+        return math.nan  # the evaluations refuse such features
     values = torch.linalg.eigvalsh(exact.T @ exact).clamp(min=0).sqrt()
     shares = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
     return float(torch.special.entr(shares).sum().exp())

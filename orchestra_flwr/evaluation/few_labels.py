@@ -17,7 +17,7 @@ Features = tuple[Tensor, Tensor]  # (N, dim), and their classes (N,)
 
 
 def over_seeds(runs: list[float]) -> dict[str, Any]:
-    """`mean`, sample deviation `std` (None of a single run) and `runs`: test accuracies."""
+    """`mean`, sample deviation `std` (None for a single run) and `runs`: test accuracies."""
     deviation = statistics.stdev(runs) if len(runs) > 1 else None
     return {"mean": statistics.mean(runs), "std": deviation, "runs": runs}
 

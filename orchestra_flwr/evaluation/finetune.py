@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 EPOCHS = {0.01: 60, 0.1: 30}  # by the fraction of labels
 BATCH_SIZE = 128
 LR = 0.05 * BATCH_SIZE / 256
-MIN_STEPS = 200  # a few dozen labels would else end after a few dozen steps
+MIN_STEPS = 200  # otherwise a few dozen labels would give only a few dozen steps
 
 
 def finetune(
@@ -32,9 +32,9 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tunes a copy of an encoder with few labels for each seed; returns :func:`over_seeds`.
 
-    The schedule is SimCLR's (Chen et al. 2020, B.5), fixed ahead and the same for every encoder:
+    The schedule is SimCLR's (Chen et al. 2020, B.5), fixed in advance, the same for every encoder:
     lr .05 * batch / 256, no warm-up, no weight decay, crops and flips, 60 epochs for 1 % and 30
-    for 10 % of the labels. The head starts at zero; BatchNorm learns on, unless it is frozen. The
+    for 10 % of the labels. The head starts at zero; BatchNorm is trained unless it is frozen. The
     test images are seen once, after the last step.
 
     Args:

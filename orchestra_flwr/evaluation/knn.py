@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 from orchestra_flwr.evaluation.features import check_labelled
 
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32; larger blocks are not faster
-BANK_SHARE = 10  # at most one tenth of the bank votes: if all of it did, all queries would be alike
+BANK_SHARE = 10  # at most a tenth of the bank votes: if all of it did, all votes would be alike
 
 
 def voters(k: int, bank: int) -> int:

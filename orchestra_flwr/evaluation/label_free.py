@@ -16,7 +16,7 @@ from orchestra_flwr.square_image import resize
 
 TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper
 UNIFORMITY_WEIGHT = 0.2  # of the uniformity in the score, as in figure 4
-ROWS = 4096  # similarities are held for so many images at a time
+ROWS = 4096  # images whose similarities are held at a time
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LabelFreeScores:
 
     @staticmethod
     def ranges(dim: int) -> dict[str, tuple[float, float]]:
-        """By the name of each score the least and the most it can be, with features (N, dim)."""
+        """The least and the greatest value of each score, by name, for features (N, dim)."""
         spread = 1 / TEMPERATURE
         return {
             "alignment": (-1.0, 1.0),
@@ -50,12 +50,12 @@ class LabelFreeScores:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Self:
-        """From all that a client reports."""
+        """The scores among all that a client reports."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     @classmethod
     def mean(cls, scores: Sequence[tuple[int, Self]]) -> Self:
-        """Of several clients, each with its number of images as weight."""
+        """The mean over several clients, weighted by their numbers of images."""
         total = sum(images for images, _ in scores)
         columns = zip(*(astuple(each) for _, each in scores), strict=True)
         weights = [images / total for images, _ in scores]

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PENALTY = 1e-4  # of `evaluation.probe=fixed`, and where there is too little to choose by
+PENALTY = 1e-4  # of `evaluation.probe=fixed`, and where too few features could choose one
 PENALTIES = (
     10.0,
     *(10 ** (-step / 2) for step in range(11)),
 )  # candidates, 1 to 1e-5 by half steps
 FOLDS = 3
-MAX_CHOOSING = 10_000  # features by which a penalty is chosen: of more, so many are drawn
+MAX_CHOOSING = 10_000  # features by which a penalty is chosen, drawn where there are more
 MAX_ITERATIONS = 500
-TOLERANCE = 1e-5  # largest entry of the gradient; about where float32 ends
+TOLERANCE = 1e-5  # largest entry of the gradient; about the limit of float32
 COARSE_TOLERANCE = 4e-3  # in cross-validation, where penalties differ by far more
 HISTORY = 20  # pairs of steps and gradients that L-BFGS remembers
-# Multiplications of a pass over the features up to which one thread is fastest: hundreds of passes
-# of a millisecond each are mostly threads that wait for each other, and longer on a busy machine.
+# Multiplications of a pass over the features up to which one thread is fastest: in hundreds of
+# passes of a millisecond each, threads mostly wait for each other, longer on a busy machine.
 ONE_THREAD = 10**8
 
 
@@ -104,18 +104,18 @@ def fit_linear_probe(
     """Fits multinomial logistic regression by full-batch L-BFGS; deterministic.
 
     The objective is mean cross-entropy + penalty / 2 * |weight|^2 on features that were
-    standardised by their own mean and deviation, without a penalty on the bias. That is
-    scikit-learn's with C = 1 / (penalty N).
+    standardised by their own mean and deviation, without a penalty on the bias. It is
+    scikit-learn's objective with C = 1 / (penalty N).
 
-    scikit-learn's own works on the CPU, in float64 and in the features' own coordinates.
+    scikit-learn's own solver works on the CPU, in float64 and in the features' own coordinates.
 
     Args:
         features: (N, dim), finite. Constant dimensions are ignored.
         labels: (N,) classes from 0; some may be missing.
         penalty: above 0. None: it is chosen among `PENALTIES` by the cross-entropy of features left
             out in 3-fold cross-validation; 1e-4 where fewer than two classes have two features.
-            Of more than 10,000 features 10,000 choose, and the penalty is as much smaller as they
-            are fewer: scikit-learn's C is the same.
+            With N > 10,000 features, 10,000 of them choose the penalty, which is then scaled by
+            10,000 / N: scikit-learn's C stays the same.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -143,12 +143,12 @@ def fit_linear_probe(
 def _chosen_penalty(
     x: Tensor, targets: Tensor, variances: Tensor, seed: int
 ) -> tuple[float, NDArray[np.float64] | None]:
-    """The penalty with the least mean cross-entropy of features left out.
+    """The penalty with the least mean cross-entropy of left-out features.
 
-    From the largest penalty down, each fold's fit starts where the last one ended, until the
-    cross-entropy rises. All folds share the principal axes. In a fold, which trains on fewer
-    features, a penalty is as much larger: scikit-learn's C is the same. On all features that of
-    those that choose is as much smaller.
+    Penalties are tried from the largest down until the cross-entropy rises; each fold's fit starts
+    where its last one ended. All folds share the principal axes. Penalties are scaled so that
+    scikit-learn's C stays the same: larger in a fold, which trains on fewer features, and smaller
+    for all features than for those that choose.
 
     Args:
         x: (N, dim) standardised features along their principal axes.
@@ -184,7 +184,7 @@ def _chosen_penalty(
             _, solution = _minimise(objective, start_here, COARSE_TOLERANCE)
             coordinates, bias = objective.parameters(solution)
             weights[fold] = objective.table(solution) * units
-            # No fit can know a class that has no feature inside.
+            # No fit can learn a class that has no feature inside.
             outside = ~inside & (targets[inside].bincount(minlength=len(counts)) > 0)[targets]
             logits = scaled[outside] @ coordinates.T + bias
             loss += float(cross_entropy(logits, targets[outside], reduction="sum"))
@@ -212,13 +212,12 @@ def _scales(variances: Tensor, classes: int, penalty: float) -> Tensor:
 class _Objective:
     """The probe's objective and gradient, as scipy's minimisers take them: flat float64 vectors.
 
-    A vector holds, class by class, the weights in other coordinates, into which the features are
-    taken once, and the bias in its own unit. There the objective's curvature at zero is the
+    A vector holds, class by class, the weights in other coordinates, to which the features are
+    transformed once, and the bias in its own unit. There the objective's curvature at zero is the
     identity: the Hessian is covariance / K + penalty for each class, up to the classes' coupling.
     Features are strongly correlated, and in their own coordinates L-BFGS needs 5 to 10 times the
-    steps. The optimum stays the same: the penalty, a factor of each weight in these coordinates, is
-    that on the weights themselves. Passes over the data are in float32, the loss is summed in
-    float64.
+    steps. The optimum stays the same, because each coordinate's penalty equals that of the weights
+    themselves. Passes over the data are in float32, the loss is summed in float64.
 
     Args:
         x: (N, dim) features in these coordinates.
@@ -258,7 +257,7 @@ class _Objective:
 
 
 def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and factor of each dimension, float64; 0 for constant ones, rounding errors aside."""
+    """Mean and factor of each dimension, float64; factor 0 if constant up to rounding errors."""
     exact = features.double()
     mean, deviation = exact.mean(0), exact.std(0, correction=0)
     constant = deviation <= 1e-6 * exact.square().mean(0).sqrt()
@@ -267,7 +266,7 @@ def _standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _blas_libraries() -> "ThreadpoolController":
-    """The libraries of linear algebra of this process: to find them takes 10 ms a time."""
+    """This process's linear algebra libraries, cached: finding them takes 10 ms a time."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -276,12 +275,12 @@ def _blas_libraries() -> "ThreadpoolController":
 def _minimise(
     objective: _Objective, start: NDArray[np.float64] | None, tolerance: float
 ) -> tuple[float, NDArray[np.float64]]:
-    """The least value and where it is taken; the search starts at a vector, None: at zero.
+    """The least value and its vector; the search begins at `start` (None: at zero).
 
-    By scipy: torch's L-BFGS imports the whole compiler, 6 seconds in every process that evaluates,
-    and keeps its history in float32, which costs it half as many steps again.
+    Uses scipy: torch's L-BFGS imports the whole compiler, 6 seconds in every process that
+    evaluates, and keeps its history in float32, which costs half as many steps again.
     """
-    # Clients, which only score features, do without it.
+    # Clients, which only score features, do not need it.
     from scipy.optimize import minimize
 
     with _blas_libraries().limit(limits=1, user_api="blas"):  # of scipy's steps on short vectors
@@ -292,7 +291,7 @@ def _minimise(
             method="L-BFGS-B",
             options={"maxiter": MAX_ITERATIONS, "gtol": tolerance, "ftol": 0.0, "maxcor": HISTORY},
         )
-    # Where float32 ends, line searches may fail a little above the tolerance: that is no matter.
+    # At float32's limit, line searches may fail a little above the tolerance, which does no harm.
     steepest = float(np.abs(result.jac).max())
     if steepest > 100 * tolerance:
         log.warning("linear probe stopped before it converged (gradient %.1e)", steepest)

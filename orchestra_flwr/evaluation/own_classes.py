@@ -26,7 +26,7 @@ class OwnClasses:
         held: (n,) classes of the client's own training images.
         penalty: of the probes; None: each is chosen by cross-validation.
         few: some of the client's own images (m, C, H, W) uint8 and their classes (m,), for a head
-            of its own; None: there is to be none.
+            of its own; None: no such head.
     """
 
     train: tuple[Tensor, Tensor]
@@ -41,9 +41,9 @@ class OwnClasses:
     ) -> dict[str, float]:
         """`linear` of a linear probe and, with a classification head, `accuracy` of that.
 
-        With few images of the client also `personal`: of a linear probe fitted to these alone, the
-        head of a client that labels a handful of its images. All are fractions of the test images,
-        each class counting as much as among the client's own images.
+        With `few` also `personal`: of a linear probe fitted to these images alone, the head of a
+        client that labels a handful of its images. All are fractions of the test images, each class
+        counting as much as among the client's own images.
 
         Args:
             encoder: the client's, maps images to features (B, dim).
@@ -80,7 +80,7 @@ def personal_accuracy(
     batch_size: int,
     penalty: float | None = None,
 ) -> float | None:
-    """Accuracy of a head that one client fits to few of its labels, on its other labelled images.
+    """Accuracy of a head fitted to a few of a client's labels, on its other labelled images.
 
     Args:
         images: the client's own (n, C, H, W) uint8.
@@ -129,7 +129,7 @@ def spread_over_clients(scores: Sequence[float]) -> dict[str, Any]:
 
     Returns:
         `mean`, `worst_tenth` (mean of the lowest tenth, at least one), `std` (deviation between
-        clients; 0 of one) and `clients` (how many).
+        clients; 0 for one) and `clients` (how many).
     """
     ordered = sorted(scores)
     lowest = ordered[: max(1, len(ordered) // 10)]

@@ -33,12 +33,12 @@ def published_accuracy(
 ) -> float:
     """Test accuracy of a linear head trained by SGD at learning rate 30 on augmented images.
 
-    Features are taken anew from the frozen encoder for every crop and flip, neither normalised nor
-    standardised, so that the accuracy depends on their scale. Unlike in the published code images
+    The frozen encoder computes features anew for every crop and flip. They are neither normalised
+    nor standardised, so the accuracy depends on their scale. Unlike in the published code, images
     are shuffled (those of a folder are in the order of the classes), and no image is dropped.
 
     Args:
-        encoder: maps images (B, C, H, W) to features; a copy in evaluation mode is asked.
+        encoder: maps images (B, C, H, W) to features; a copy in evaluation mode is used.
         train: uint8 images (N, C, H, W) and their labels (N,), classes from 0; so is `test`.
         augmentation: limits that the images set.
         batch_size: of the test images.
@@ -74,10 +74,10 @@ def released_accuracy(
     seed: int = 0,
     schedule: Schedule = DEC_SSL,
 ) -> float:
-    """Best test accuracy of 50 epochs of Adam on augmented images, as Dec-SSL's released code.
+    """Best test accuracy in 50 epochs of Adam on augmented images, as in Dec-SSL's released code.
 
-    Two things raise this figure: the epoch is chosen by the test images, and in the first epoch the
-    encoder is in training mode, so that its BatchNorm takes statistics of all clients' images.
+    Two things raise this figure: test images choose the epoch, and in the first epoch the encoder
+    is in training mode, so that its BatchNorm takes statistics of all clients' images.
 
     Arguments as in :func:`published_accuracy`; the encoder is not changed.
 

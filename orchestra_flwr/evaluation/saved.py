@@ -25,7 +25,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
 
     Returns:
         `dataset` and `backbone` by name, `weights_sha256` (of the encoder's file, whose weights may
-        be replaced later; None of an encoder of version 0.1), `data` (the configuration of the
+        be replaced later; None for an encoder of version 0.1), `data` (the configuration of the
         images), `images` (how many for training and testing), and what :func:`evaluate_by` returns.
 
     Raises:

@@ -56,13 +56,13 @@ def evaluate(
         seed: draws the few labels.
         shown: (N,) bool, the images whose labels clients learn from; None: not known.
         classifier: a method's classification head, and the test images' classes as it numbers them.
-        on_progress: called while features are made, with how many images are done, and of how many.
+        on_progress: called while features are made, with the images done and their total.
 
     Returns:
         `knn` and `linear`, fractions, each with its binomial `..._standard_error`; the probe's
         chosen `linear_penalty`; of the test features `feature_std`, 0 (collapsed) to about 1, and
-        `effective_rank`; where asked for `linear_10`, `linear_1`, `linear_labelled`, `accuracy`.
-        Of images that may show several classes `map` in place of all accuracies.
+        `effective_rank`; where asked for, `linear_10`, `linear_1`, `linear_labelled`, `accuracy`.
+        For images that may show several classes, `map` replaces all accuracies.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
@@ -115,11 +115,11 @@ def evaluate_by(
         seeds: each draws other labels, for probes and fine-tunings with a fraction of them.
 
     Returns:
-        `feature_std`, `effective_rank` and, by the names of the protocols, accuracies of the test
-        images (of several classes `map` alone, as in :func:`evaluate`); under `finetune` for each
-        fraction of labels ("0.01", "0.1") `mean`, `std` and `runs`, and the same three under
-        `linear_10` and `linear_1`; beside `linear` its `linear_penalty`, beside the kNN's and each
-        whole probe's its binomial `..._standard_error`.
+        `feature_std`, `effective_rank` and, by protocol, accuracies of the test images (for several
+        classes `map` alone, as in :func:`evaluate`). `linear_10` and `linear_1` hold `mean`, `std`
+        and `runs`, and so does `finetune` for each fraction of labels ("0.01", "0.1"). `linear` has
+        its `linear_penalty` beside it; the kNN's and each full probe's accuracy has its binomial
+        `..._standard_error`.
 
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.

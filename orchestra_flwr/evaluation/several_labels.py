@@ -23,7 +23,7 @@ def mean_average_precision(
         penalty: of each probe, as in :func:`fit_linear_probe`.
 
     Returns:
-        0 to 1; about the mean share of images that show a class where features tell nothing.
+        0 to 1; about the mean share of images that show a class if features carry no information.
 
     Raises:
         ValueError: shapes do not fit, a feature is not finite, or no class counts.
@@ -33,7 +33,7 @@ def mean_average_precision(
     known, tested = train_tags.cpu(), test_tags.cpu()
     counted = (known.any(0) & ~known.all(0) & tested.any(0)).nonzero().squeeze(1).tolist()
     if not counted:
-        raise ValueError("no class is shown by test images, by some training images and not by all")
+        raise ValueError("no class is shown by test images and by some but not all training images")
     precisions = []
     for class_ in counted:
         logits = fit_linear_probe(train, known[:, class_].long(), penalty).logits(test).cpu()

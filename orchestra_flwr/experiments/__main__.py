@@ -11,8 +11,8 @@ USAGE = """\
 usage: orchestra-report folder=FOLDER [plugins=[PACKAGE,...]]
 
 Writes report.html (one page that needs nothing else), report.md and figures/ into FOLDER, from the
-run folders in it: those of orchestra-experiment, or any others. Of runs with packages of plug-ins
-only those are read whose packages you name.
+run folders in it: those of orchestra-experiment, or any others. Runs that use packages of plug-ins
+are read only if you name these packages.
 
 Exit code 0: done, 1: a file cannot be read or written, 2: no folder of runs, 130 or 143: stopped.
 """

@@ -1,4 +1,4 @@
-"""One command for several runs, --multirun: all combinations of the values that keys are given."""
+"""One command for several runs, --multirun: all combinations of the values given to keys."""
 
 import itertools
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ def make_sweep(arguments: Sequence[str]) -> tuple[list[Row], dict[str, Config]]:
         A row for every combination, and the configuration of each run by its name.
 
     Raises:
-        ConfigError: no key has several values, one combination is not a run, two of them are the
-            same one, a run does not read a key that has several values, or no run reads a key that
-            has one.
+        ConfigError: no key has several values, a combination is not a valid run, two of them are
+            the same run, a run does not read a key that has several values, or no run reads a key
+            that has one.
     """
     axes, shared = _axes_and_shared(arguments)
     rows, configs = [], {}
@@ -57,7 +57,7 @@ def make_sweep(arguments: Sequence[str]) -> tuple[list[Row], dict[str, Config]]:
         run = run_name(config, whole_root=True)
         if run in configs:
             raise ConfigError(
-                f"--multirun: {' '.join(swept)} computes what another combination computes; leave "
+                f"--multirun: {' '.join(swept)} computes the same as another combination; leave "
                 "out keys that only say where a run is computed or what is shown, and values that "
                 "are given twice"
             )
@@ -98,10 +98,10 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
 def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Prints a row for every run: its values, its accuracies with their gain, its folder.
 
-    What training made worse by more than its standard error is marked.
+    Measures that training made worse by more than their standard error are marked.
 
-    Above them is a row for each encoder before training, with the values that all of its runs have.
-    A run that was resumed with more rounds has no accuracies, and a line below says so.
+    Above them is a row for each encoder before training, with the values that its runs share. A run
+    that was resumed with more rounds has no accuracies, and a line below says so.
     """
     table = Table(box=box.MARKDOWN)
     for axis in rows[0].values:
@@ -132,7 +132,7 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
     for cells, name in lines:
         table.add_row(*cells, name)
     console = console or Console()
-    # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut.
+    # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut off.
     table.width = console.measure(
         table, options=console.options.update(max_width=MAX_WIDTH)
     ).maximum
@@ -144,7 +144,7 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
 
 
 def _measures(runs: Sequence[Run]) -> dict[str, str]:
-    """By title: accuracies, beside them mAP where a run has it, alone where all that ended do."""
+    """Measures by title: accuracies, also mAP if a run has it; mAP alone if all ended runs do."""
     if not any(run.measure("map") is not None for run in runs):
         return MEASURES
     others = any(run.measure(name) is not None for run in runs for name in MEASURES.values())

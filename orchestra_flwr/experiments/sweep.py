@@ -1,4 +1,4 @@
-"""Runs an experiment: every run is a process with a folder; complete runs are not repeated."""
+"""Runs an experiment: each run is a process with its own folder; complete runs are not repeated."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Job:
         name: of the run.
         steps: commands, one after another.
         state: waiting, running, done or failed.
-        process: of the command that runs.
+        process: of the command that is running.
         began: when the job was started (monotonic clock).
-        was_begun: the run's folder was there before; the run is resumed.
-        refresh: the job as it is found to be later, None once the run is complete.
+        was_begun: the run's folder existed before; the run is resumed.
+        refresh: returns the job as it stands later, or None once the run is complete.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Job:
 def run_plan(
     plan: Plan, configs: Mapping[str, Config], folder: Path, jobs: int, announce: Announce
 ) -> list[str]:
-    """Runs what is missing of an experiment.
+    """Runs the missing parts of an experiment.
 
     Args:
         plan: the experiment's runs; written into the folder, for the report.
@@ -96,10 +96,10 @@ def run_plan(
 
 
 def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[str]:
-    """A line for each other folder of images that runs which are there already were made with.
+    """A line for each other folder of images from which existing runs were made.
 
-    Of `data.root` only the last part is in a run's name, so that images may be moved. Where the
-    old folder is still there, they were not: these may be other images of the same name.
+    A run's name has only the last part of `data.root`, so that images may be moved. If the old
+    folder still exists, they were not: these may be other images of the same name.
     """
     moved: Counter[tuple[str, str]] = Counter()
     for name, config in configs.items():
@@ -111,7 +111,7 @@ def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[st
                     moved[earlier, root] += 1
     for (earlier, root), count in moved.items():
         yield (
-            f"{count} of these runs are there already and are of the images in {earlier}, not in "
+            f"{count} of these runs exist already and are of the images in {earlier}, not in "
             f"{root}: for other images give another folder="
         )
 
@@ -123,10 +123,10 @@ def run_jobs(todo: list[Job], folder: Path, jobs: int, announce: Announce) -> li
 
 
 def jobs_of(rows: Sequence[Row], folder: Path, plan: Plan | None = None) -> list[Job]:
-    """The jobs that are still to be done, in the order of the rows; none for complete runs.
+    """The remaining jobs, in the order of the rows; none for complete runs.
 
     Args:
-        plan: the experiment, by whose measures saved encoders are evaluated; None: they are not.
+        plan: the experiment whose measures saved encoders are evaluated by; None: by none.
     """
     jobs: dict[str, Job] = {}
     for row in rows:
@@ -137,7 +137,7 @@ def jobs_of(rows: Sequence[Row], folder: Path, plan: Plan | None = None) -> list
 
 
 def _job_of(plan: Plan | None, row: Row, folder: Path) -> Job | None:
-    """The commands that a row still needs; None: it is complete."""
+    """The commands that a row still needs; None if it is complete."""
     path = folder / row.run
     run = read_run(path)
     steps, begun = [], run is not None
@@ -154,7 +154,7 @@ def _job_of(plan: Plan | None, row: Row, folder: Path) -> Job | None:
 
 
 def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list[str]]:
-    """The evaluations of a saved encoder that the plan's measures are still to be taken from."""
+    """The evaluations of a saved encoder that the plan's measures still need."""
     trained = run if run and run.summary else None  # the others are still to save their encoder
     if trained and row.rounds is not None and trained.summary.get("rounds", 0) > row.rounds:
         return []  # it was resumed with more rounds, and reports leave it out
@@ -178,7 +178,7 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
 
 
 def _values_of(row: Row, *keys: str) -> list[str]:
-    """The overrides of a row that set some keys, which its evaluations have as well."""
+    """The overrides of a row that set some keys, for its evaluations to share."""
     return [text for text in row.overrides if text.partition("=")[0].lstrip("+") in keys]
 
 
@@ -223,13 +223,13 @@ class _Sweep:
             self._next_step(job)
 
     def _is_still_to_do(self, job: Job) -> bool:
-        """Looks again: another command that shares the folder may have come to the run first."""
+        """Looks again: another command that shares the folder may have made the run first."""
         if job.refresh is None:
             return True
         now = job.refresh()
         if now is None:
             job.state = "done"
-            self._say(job, "complete meanwhile")
+            self._say(job, "completed meanwhile")
             return False
         job.steps, job.was_begun = now.steps, now.was_begun
         return True

@@ -1,4 +1,4 @@
-"""The commands that make many runs: an experiment of the papers, and all combinations of values."""
+"""The commands for many runs: an experiment of the papers, and all combinations of values."""
 
 import sys
 
@@ -35,7 +35,7 @@ def run_experiment(flags: Flags) -> int:
     if "--list" in flags:
         for root in {config.data.options.get("root") for config in configs.values()}:
             if root and not at_home(root).exists():
-                print(f"warning: data.root={root} is not there", file=sys.stderr)
+                print(f"warning: data.root={root} does not exist", file=sys.stderr)
         missing = {job.name: job for job in jobs_of(plan.rows, folder, plan)}
         for row in plan.rows:
             job = missing.get(row.run)

@@ -1,4 +1,4 @@
-"""A saved encoder for those who use it without this package: ONNX, torch.export, a hub's folder."""
+"""A saved encoder for use without this package: ONNX, torch.export, a folder for the hub."""
 
 import os
 

@@ -26,7 +26,7 @@ OF_ALL_MODELS = ("k_anonymity", "released", "privacy", "not_private", "versions"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What its files say of an encoder.
+    """The facts about an encoder in its files.
 
     Attributes:
         spec: how it is built.
@@ -93,7 +93,7 @@ class CardFacts:
 
     @property
     def pretrained(self) -> list[str]:
-        """What that was trained before had a part in it: keys of the run, without their values."""
+        """The run's keys that bring in pretrained networks, without their values."""
         model, method = (self.config.get(key) or {} for key in ("model", "method"))
         parts = {
             "init": self.config.get("init"),
@@ -104,7 +104,7 @@ class CardFacts:
 
     @property
     def data(self) -> str:
-        """The images' data set and, of a folder, its name without a path."""
+        """The images' data set; for a folder, its name without the path."""
         name = str(self.about.get("data") or "images")
         if "data" not in self.config:
             return name
@@ -117,7 +117,7 @@ class CardFacts:
 
     @property
     def deployed(self) -> bool:
-        """Whether real clients trained: then the configuration is a server's, with `host`."""
+        """Whether real clients trained: only a server's configuration has `host`."""
         return "host" in self.config
 
     @property

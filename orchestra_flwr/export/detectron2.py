@@ -21,7 +21,7 @@ from orchestra_flwr.tensor_files import save_plain
 WEIGHTS, SETTINGS = "detectron2.safetensors", "detectron2.yaml"
 DEPTHS = {"resnet18": 18, "resnet34": 34, "resnet50": 50, "resnet101": 101, "resnet152": 152}
 NORM = rf"(weight|bias|{MEAN}|{VARIANCE})"
-# Names of model=resnet18 and of timm's ResNets, which are torchvision's; {0} is a stage or block.
+# Names in model=resnet18, and in timm's ResNets, as in torchvision's; {0} is a stage or block.
 OURS = {
     r"stem\.0\.weight": "stem.conv1.weight",
     rf"stem\.1\.{NORM}": "stem.conv1.norm.{0}",
@@ -44,7 +44,7 @@ def export_to_detectron2(config: ExportConfig) -> Path:
     """Writes `detectron2.safetensors` and `detectron2.yaml`; returns their folder.
 
     Raises:
-        ConfigError: no encoder, or none that Detectron2 has: a ResNet with BatchNorm.
+        ConfigError: no encoder, or not one of Detectron2's ResNets with BatchNorm.
         OSError: a file cannot be written.
     """
     encoder = encoder_of(config)
@@ -82,7 +82,7 @@ def _renamed(name: str) -> str:
 
 
 def _depth(encoder: Encoder) -> int:
-    """The network's number of layers; refuses what is no ResNet of Detectron2's."""
+    """The network's number of layers; refuses all but ResNets that Detectron2 has."""
     model = encoder.spec.model
     name = model.name
     if name == "timm":
@@ -100,7 +100,7 @@ def _depth(encoder: Encoder) -> int:
 
 
 def _settings(encoder: Encoder, depth: int) -> str:
-    """What of a Detectron2 configuration follows from the encoder."""
+    """The part of a Detectron2 configuration that follows from the encoder."""
     spec = encoder.spec
     mean, deviation = mean_and_deviation(spec.normalise, spec.channels)
     width = spec.model.width if spec.model.name == "resnet18" else 64

@@ -12,7 +12,7 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class ExportConfig(SavedEncoderConfig):
-    """A saved encoder, and what is made of it."""
+    """A saved encoder, and the form in which it is exported."""
 
     file = "export"
 
@@ -28,7 +28,7 @@ class ExportConfig(SavedEncoderConfig):
     evaluation: ScoresConfig
 
     def unread(self) -> dict[str, str]:
-        """Keys that do nothing with the chosen format, or without 8 bits, and why."""
+        """Keys that have no effect with the chosen format, or without 8 bits, and why."""
         unread: dict[str, str] = {}
         if not self.int8:
             unread |= dict.fromkeys(("calibration", "evaluation", "data"), "without int8=true")

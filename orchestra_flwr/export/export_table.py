@@ -11,7 +11,7 @@ from rich.table import Table
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, percent, size
 
-WIDTH = 120  # characters; in a narrower terminal the lines wrap, and none is cut
+WIDTH = 120  # characters; in a narrower terminal lines wrap, and nothing is cut off
 
 
 def print_export(results: Mapping[str, Any], folder: Path) -> None:

@@ -48,9 +48,9 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
     Returns:
         What `export.json` holds: `made_from` (the SHA-256 of the encoder that each exported file
         of the folder was made from), `format`, `any_size`, `image_size`, `channels`, `dim`,
-        `images` (how many of the run's were at hand) and `files`, a list of `file`, `bytes`,
+        `images` (how many of the run's were available) and `files`, a list of `file`, `bytes`,
         `difference` (see :func:`largest_difference`), `seconds` by batch size, and, where
-        there were labelled images, `knn` and `linear`. The first of them is the encoder itself.
+        there were labelled images, `knn` and `linear`. The first file is the encoder itself.
 
     Raises:
         ConfigError: no encoder, a library or images that are missing or do not fit.
@@ -124,13 +124,13 @@ def _made(config: ExportConfig, portable: PortableEncoder, dataset: Dataset | No
 def _checked(
     config: ExportConfig, portable: PortableEncoder, path: Path, content: bytes, features: Features
 ) -> Made:
-    """A file, if its features are torch's for batches of several sizes."""
+    """A file, if its features equal torch's for batches of several sizes."""
     batches = [portable.example(batch, seed=batch) for batch in CHECKED_BATCHES]
     distance = largest_difference(portable, features, batches)
     if not distance <= config.tolerance:  # NaN, too
         raise ExportError(
             f"{path.name}: features differ from torch's by {distance:.1e} of the largest one, "
-            f"which tolerance={config.tolerance:g} does not allow"
+            f"more than tolerance={config.tolerance:g}"
         )
     return path, content, features, distance
 
@@ -173,7 +173,7 @@ class _Network(nn.Module):
 
 @torch.inference_mode()
 def largest_difference(reference: Features, other: Features, batches: Sequence[Tensor]) -> float:
-    """Between features of the same images, as a share of the largest feature of the reference.
+    """The largest difference of features, as a share of the largest feature of the reference.
 
     NaN where a feature is not finite.
     """

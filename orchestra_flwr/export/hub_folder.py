@@ -24,14 +24,14 @@ class HubError(RuntimeError):
 
 
 def export_to_hub(config: ExportConfig) -> str:
-    """Writes the folder that a configuration asks for, and uploads it if that is asked for, too.
+    """Writes the folder that a configuration asks for, and uploads it if asked to.
 
     Returns:
         Where it is: a folder, or an address.
 
     Raises:
         ConfigError: no encoder, huggingface_hub is not installed, the folder holds other files (a
-            run's), or a file was exported of another encoder, such as that of fewer rounds.
+            run's), or a file was exported from another encoder, such as one of fewer rounds.
         HubError: the upload failed; the folder is there.
         OSError: a file cannot be written.
     """
@@ -47,8 +47,8 @@ def export_to_hub(config: ExportConfig) -> str:
 def _write_folder(config: ExportConfig) -> list[Path]:
     """Writes model card, weights and exported files; returns them, the card first.
 
-    Nothing else of a run is in the folder. The run's `config.yaml` and `summary.json`, where they
-    are there, make the card.
+    Nothing else of a run is in the folder. The card is made from the run's `config.yaml` and
+    `summary.json`, where these exist.
     """
     encoder, exported, folder = config.encoder, config.beside("export"), config.exported
     _check_nothing_else(folder)
@@ -73,15 +73,15 @@ def _write_folder(config: ExportConfig) -> list[Path]:
 
 
 def _check_nothing_else(folder: Path) -> None:
-    """Refuses a folder with other files, which would seem to be published, too; not hidden ones."""
+    """Refuses a folder with other visible files, which would seem to be published too."""
     ours = {folder: {CARD, WEIGHTS, SPEC, ONNX}, folder / ONNX: {*EXPORTED, DESCRIPTION}}
     for place, names in ours.items():
         there = [path.name for path in place.iterdir()] if place.is_dir() else []
         others = sorted(name for name in there if name not in names and not name.startswith("."))
         if others:
             raise ConfigError(
-                f"folder={folder}: holds {printable(others[0])}, which is not of format=hub; it "
-                "must be a new folder, or one that format=hub has written"
+                f"folder={folder}: holds {printable(others[0])}, which is not of format=hub; must "
+                "be a new folder, or one that format=hub has written"
             )
 
 
@@ -99,15 +99,15 @@ def _exported_of(encoder: Path, folder: Path) -> list[str]:
 
 
 def push(folder: Path, files: Sequence[Path], repository: str, *, private: bool) -> str:
-    """Uploads files as one commit; the repository is made where there is none.
+    """Uploads files as one commit; the repository is created if there is none.
 
     The account is that of huggingface_hub: its `login`, or HF_TOKEN.
 
     Args:
-        folder: becomes the repository's.
-        files: those in it that are uploaded, and no others.
+        folder: becomes the root of the repository.
+        files: the files in it to upload; no others are.
         repository: "owner/name".
-        private: whether a repository that is made is.
+        private: whether a newly created repository is private.
 
     Returns:
         The address of the commit.

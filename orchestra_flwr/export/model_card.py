@@ -26,7 +26,7 @@ features = encoder(images)  # uint8, or float in [0, 1]: (B, {channels}, {size},
 ```
 
 The weights are safetensors, nothing is pickled; `encoder.json` says how the network is built.
-`onnx/`, where it is there, holds the same network for other runtimes. The features are meant for
+`onnx/`, if present, holds the same network for other runtimes. The features are meant for
 nearest neighbours (by cosine), linear classifiers and clustering."""
 
 
@@ -36,7 +36,7 @@ def card(facts: CardFacts, repository: str = "", license: str = "") -> str:
     Args:
         facts: what is known of the encoder.
         repository: "owner/name" on the hub, for the lines that load it from there.
-        license: its identifier there, such as "apache-2.0"; "": none is named.
+        license: its identifier on the hub, such as "apache-2.0"; "": none is named.
     """
     name = repository.rpartition("/")[2] or str(facts.config.get("name") or "encoder")
     front = yaml.safe_dump(_front_matter(name, facts, license), sort_keys=False)
@@ -126,7 +126,7 @@ def _method(facts: CardFacts) -> str:
 
 
 def _backbone(model: ModelConfig) -> str:
-    """Its name, and the options that decide what it computes."""
+    """The backbone's name, and the options that decide what it computes."""
     options = model.settings.model_dump(exclude={*model.plugin.first_weights})
     if model.name != "timm":  # whose networks have widths of their own
         options["width"] = model.width
@@ -140,18 +140,18 @@ def _data(facts: CardFacts) -> str:
     used = (
         "Labels were used for training."
         if facts.learns_labels
-        else "No label was used for training; labels, where there are any, only measured it."
+        else "No label was used for training; labels, if any, only served to measure accuracy."
     )
     if facts.pretrained:
         used += (
-            f" Networks that were trained before had a part in it ({', '.join(facts.pretrained)}); "
-            "these may have learned from labels."
+            f" Pretrained networks had a part in it ({', '.join(facts.pretrained)}); these may "
+            "have learned from labels."
         )
     text = f"`{facts.data}`, scaled to {size} x {size} pixels, spread over {facts.clients}. {used}"
     if not facts.config:
         return text
     if facts.deployed:
-        return f"{text} What images the clients hold is known to their owners alone."
+        return f"{text} Only the clients' owners know which images they hold."
     return f"{text} The clients were simulated: one machine held all images."
 
 
@@ -165,7 +165,7 @@ def _accuracy(facts: CardFacts) -> str:
     versions = facts.summary.get("versions") or {}
     made = ", ".join(f"{k} {versions[k]}" for k in ("orchestra_flwr", "torch") if versions.get(k))
     return (
-        f"Of {facts.data}'s test images, by frozen features; `before training` is the same network "
+        f"On {facts.data}'s test images, by frozen features; `before training` is the same network "
         "with the weights that the run began with.\n\n"
         f"{buffer.getvalue().strip()}\n\nMade with {made or 'unknown'}."
     )

@@ -15,7 +15,7 @@ from orchestra_flwr.training.devices import usable_cpus
 
 ERRORS_ONLY = 3  # of onnxruntime's levels
 QUANTISED = ("Conv", "Gemm", "MatMul")
-BACKBONE = "'backbone'"  # in the scopes of its nodes; what comes before are pixels
+BACKBONE = "'backbone'"  # in the scopes of its nodes; nodes before it handle pixels
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -34,8 +34,7 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
     """The model with 8-bit weights and activations, in QDQ form.
 
     Convolutions and products of the backbone are quantised: weights by output channel, activations
-    symmetrically, in ranges that they have on `images`. Resizing and normalisation stay as they
-    are.
+    symmetrically, in their ranges on `images`. Resizing and normalisation stay as they are.
 
     Args:
         model: float32.

@@ -15,14 +15,14 @@ from orchestra_flwr.models import encoder_of
 from orchestra_flwr.models.adaptations.lora import ADAPTER, LoRA
 from orchestra_flwr.tensor_files import load_tensors
 
-NETWORK = "model."  # what the names of a backbone's tensors begin with
+NETWORK = "model."  # prefix of the names of a backbone's tensors
 
 
 def export_to_peft(config: ExportConfig) -> Path:
     """Writes `adapter_model.safetensors` and `adapter_config.json`; returns their folder.
 
-    They are of the saved encoder's backbone after the last round, for timm's network without a
-    classifier and with the weights that the run began with.
+    The adapters are those of the saved encoder's backbone after the last round. They fit timm's
+    network without a classifier and with the weights that the run began with.
 
     Raises:
         ConfigError: no run of adaptation=lora on a network of timm, or its encoder is of an earlier
@@ -49,7 +49,7 @@ def _run_of(config: ExportConfig) -> Config:
     """The configuration of a run whose encoder is its network with its last adapters."""
     folder = config.encoder.parent
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"format=peft: {folder} is no run folder, which has the adapters")
+        raise ConfigError(f"format=peft: {folder} is no run folder, which would have the adapters")
     run = read_run(folder, config.plugins)
     if run.adaptation.plugin is not LoRA or run.model.name != "timm":
         raise ConfigError(

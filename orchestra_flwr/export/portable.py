@@ -1,6 +1,6 @@
-"""An encoder as one network of ordinary layers, from the pixels of a photograph to features.
+"""An encoder as one network of ordinary layers, from a photograph's pixels to features.
 
-They are operations that every runtime of ONNX has.
+All its operations exist in every ONNX runtime.
 """
 
 from copy import deepcopy
@@ -22,8 +22,8 @@ class PortableEncoder(nn.Module):
         image_size: height and width of the images that it takes; None: any, which it resizes.
 
     Args:
-        encoder: it is copied, to the CPU.
-        any_size: whether images of every size are taken; otherwise only those of the encoder's.
+        encoder: is copied to the CPU.
+        any_size: whether it takes images of any size; otherwise only of the encoder's own size.
     """
 
     def __init__(self, encoder: Encoder, *, any_size: bool = True) -> None:
@@ -44,7 +44,7 @@ class PortableEncoder(nn.Module):
         return features
 
     def example(self, batch: int, seed: int = 0, side: int | None = None) -> Tensor:
-        """Images of noise, square of `side` pixels; None: as it takes them, 48 x 64 if any size."""
+        """Images of noise, `side` pixels square; None: of its own size, or 48 x 64 if any fits."""
         high = side or self.image_size or 48
         wide = side or self.image_size or 64
         generator = torch.Generator().manual_seed(seed)
@@ -55,9 +55,9 @@ class PortableEncoder(nn.Module):
 class SquareResize(nn.Module):
     """The middle square of images of any size, bicubic with antialiasing.
 
-    What training images went through (PIL's `ImageOps.fit`), to a grey level or two: PIL rounds
-    after each pass, this does not. Pillow 13 makes the passes of some tall images in the other
-    order; beside pixels that were cut to 0 or 255 in between, a few levels more may lie between.
+    It matches the resizing of training images (PIL's `ImageOps.fit`) to a grey level or two: PIL
+    rounds after each pass, this does not. Pillow 13 makes the passes of some tall images in the
+    other order: next to pixels clamped to 0 or 255 in between, the difference may be larger.
     Rows and columns are each one product with a matrix of weights, because few runtimes resize with
     antialiasing, and those that do differ in their bits.
 
@@ -75,7 +75,7 @@ class SquareResize(nn.Module):
         short = cast(int, torch.sym_min(height, width))
         rows = resize_weights(height, short, self.size)
         columns = resize_weights(width, short, self.size)
-        narrow = (images @ columns.mT).clamp(0, LEVELS)  # PIL's images between its two passes, too
+        narrow = (images @ columns.mT).clamp(0, LEVELS)  # as PIL does between its two passes
         return (rows @ narrow).clamp(0, LEVELS)
 
 
@@ -87,7 +87,7 @@ def resize_weights(length: int, used: int, size: int) -> Tensor:
 
     Args:
         length: pixels of the row.
-        used: how many of them, in the middle, are resized; the filter sees their neighbours, too.
+        used: how many of them, in the middle, are resized; the filter also sees their neighbours.
         size: pixels of the result.
 
     Returns:

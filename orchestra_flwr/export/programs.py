@@ -22,10 +22,10 @@ class ExportError(RuntimeError):
 
 
 def program_of(encoder: PortableEncoder) -> ExportedProgram:
-    """Its graph, for any number of images, and images of any size where it takes those.
+    """An encoder's graph, for any number of images, and for any size if the encoder takes that.
 
     Raises:
-        ExportError: its code cannot be traced so.
+        ExportError: its code cannot be traced that way.
     """
     axes = {0: Dim("batch")}
     if encoder.image_size is None:
@@ -49,7 +49,7 @@ def program_of(encoder: PortableEncoder) -> ExportedProgram:
 
 
 def onnx_model(program: ExportedProgram, about: Mapping[str, str]) -> bytes:
-    """The graph as an ONNX model; `about` stands in its metadata."""
+    """The graph as an ONNX model, with `about` in its metadata."""
     with _quiet():
         made = torch.onnx.export(
             program,
@@ -75,7 +75,7 @@ def torch_file(program: ExportedProgram) -> bytes:
 
 
 def loaded(file: bytes) -> Callable[[Tensor], Tensor]:
-    """What `torch.export.load` makes of :func:`torch_file`."""
+    """The network that `torch.export.load` reads from :func:`torch_file`."""
     with _quiet():
         module: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(file)).module()
     return module

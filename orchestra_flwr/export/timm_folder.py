@@ -13,14 +13,14 @@ from orchestra_flwr.models.normalisation import mean_and_deviation
 from orchestra_flwr.tensor_files import save_plain
 
 WEIGHTS, SETTINGS = "model.safetensors", "config.json"  # timm's names
-NETWORK = "model."  # what the names of a backbone's tensors begin with
+NETWORK = "model."  # prefix of the names of a backbone's tensors
 
 
 def export_to_timm(config: ExportConfig) -> Path:
     """Writes `model.safetensors` and `config.json`, with adapters merged; returns their folder.
 
     Raises:
-        ConfigError: no encoder, or none of a network of timm.
+        ConfigError: no encoder, or its network is not timm's.
         OSError: a file cannot be written.
     """
     encoder = encoder_of(config)

@@ -46,7 +46,7 @@ class Merging(Plugin, ABC):
 
     @classmethod
     def override_roles(cls, learner: Learner) -> RoleOverride | None:
-        """A function of a tensor's full name and role to the role it gets; None: roles stay.
+        """A function from a tensor's full name and role to its new role; None: roles stay.
 
         Raises:
             ConfigError: the policy makes no sense for what is learned.

@@ -11,8 +11,8 @@ class FedBN(Replace):
     """The parameters and statistics of every BatchNorm are local; all else is replaced.
 
     It is `model.batch_norm=local` under the paper's name: norms are found by their type, in
-    encoders, targets, heads and terms. In its first round a client's norms are as every model of
-    the run begins; from then on they are its own.
+    encoders, targets, heads and terms. In its first round a client has the norms that every model
+    of the run begins with; from then on they are its own.
     """
 
     local_norms = True

@@ -1,9 +1,9 @@
 """What clients learn: one file a method, found by its name.
 
-A method is modules, a role for every tensor, views of images, and a loss: a subclass of
-:class:`Method`, in a file of this folder, or of the folder `methods/` of a user's package. What
-only some methods do has a mixin each, in :mod:`orchestra_flwr.methods.abilities`, `contributing`
-and `labels`.
+A method consists of modules, a role for every tensor, views of images, and a loss. It is a subclass
+of :class:`Method` in a file of this folder, or of the folder `methods/` of a user's package. Each
+ability that only some methods have is a mixin, in :mod:`orchestra_flwr.methods.abilities`,
+`contributing` and `labels`.
 """
 
 from abc import ABC, abstractmethod
@@ -96,7 +96,7 @@ class Method(nn.Module, Plugin, ABC):
     settings: Section
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuses a method of a mixin without that mixin: it would never be called."""
+        """Refuses a mixin's method in a class without that mixin: it would never be called."""
         super().__init_subclass__(**options)
         for ability in ABILITIES:
             for name in ability.__abstractmethods__:
@@ -118,7 +118,7 @@ class Method(nn.Module, Plugin, ABC):
 
     @abstractmethod
     def recipes(self) -> Sequence[Recipe]:
-        """The augmentation of each view of a batch, where `method.views` asks for no other."""
+        """The augmentation of each view of a batch, unless `method.views` asks for another."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Step:
@@ -163,7 +163,7 @@ def check_client(config: Config, client: str) -> None:
 
 
 def classification_head_of(method: Method, backbone: Backbone) -> nn.Module | None:
-    """What classifies the features of one of a method's backbones; None: nothing does."""
+    """The module that classifies features of one of a method's backbones; None: there is none."""
     first = next(iter(method.backbones().values()))
     if not isinstance(method, LearnsLabels) or backbone is not first:
         return None
@@ -171,7 +171,7 @@ def classification_head_of(method: Method, backbone: Backbone) -> nn.Module | No
 
 
 def ordered_backbones(method: Method, first: str | None) -> dict[str, Backbone]:
-    """A method's backbones, the one of this name (None: the method's own first) in front.
+    """A method's backbones, beginning with the one named `first` (None: in the method's own order).
 
     Raises:
         ConfigError: the method has no backbone of that name.

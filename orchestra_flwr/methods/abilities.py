@@ -55,7 +55,7 @@ class ChecksClients(ABC):
         """Called where the client runs, before it takes part.
 
         Args:
-            config: of the run; on a real client with what its own command says.
+            config: of the run; on a real client with the options of its own command.
 
         Raises:
             ConfigError: what is missing, in one line.
@@ -83,21 +83,21 @@ class BoundsInformation(ABC):
 
 
 class KnowsChance(ABC):
-    """Has losses of which it is known what a network that has learned nothing scores.
+    """Has losses whose value is known for a network that has learned nothing.
 
-    A run in which such a loss stays there says so.
+    A run whose loss stays at that value reports it.
     """
 
     @abstractmethod
     def chance_losses(self, batch_size: int) -> dict[str, float]:
-        """Those losses by name."""
+        """The value of each such loss, by name."""
 
 
 class ClipsGradients:
     """Clips the gradients of every step.
 
     Attributes:
-        gradient_norm: L2 norm of all gradients of a step together, at most; None: not clipped.
+        gradient_norm: maximal L2 norm of all gradients of a step together; None: not clipped.
     """
 
     gradient_norm: float | None

@@ -11,7 +11,7 @@ from torch import Tensor
 from orchestra_flwr.config import Section
 from orchestra_flwr.methods.families import JointEmbedding
 
-EPSILON = 1e-5  # added to variances, as BatchNorm does, which the authors' code standardises with
+EPSILON = 1e-5  # added to variances, as in the BatchNorm with which the authors' code standardises
 
 
 def cross_correlation_loss(first: Tensor, second: Tensor, redundancy: float) -> Tensor:
@@ -20,11 +20,11 @@ def cross_correlation_loss(first: Tensor, second: Tensor, redundancy: float) -> 
     Args:
         first: (B, D) features of one view of every image.
         second: (B, D) features of another view of the same images.
-        redundancy: lambda, the weight of what is off the diagonal.
+        redundancy: lambda, the weight of the off-diagonal terms.
 
     Returns:
-        Scalar: a D-th of equation 1, so that a learning rate fits every D. (The paper's optimizer,
-        LARS, takes no notice of such factors.)
+        Scalar: equation 1 divided by D, so that one learning rate fits every D. (The paper's
+        optimizer, LARS, is not affected by such factors.)
     """
     count, dim = first.shape
     correlation = _standardised(first).T @ _standardised(second) / count

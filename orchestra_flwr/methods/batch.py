@@ -34,8 +34,8 @@ class Step:
     Attributes:
         losses: named scalar parts; their sum is minimised.
         features: what terms may use, by the module that made it ("backbone", "projector",
-            "predictor"): for each view that passed through it with gradient, (B, dim).
-        measures: makes named scalars without gradient, to be recorded; only called in a client's
+            "predictor"): (B, dim) for each view that passed through it with gradient.
+        measures: returns named scalars without gradient, to be recorded; only called in a client's
             first step of a round.
     """
 

@@ -2,9 +2,9 @@
 
 Li, Li and Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning",
 CVPR 2023, without its residual weight connection, as in "A Mutual Information Perspective on
-Federated Contrastive Learning" (arXiv 2405.02081). Where that paper is silent, as in the authors'
-code: gradients are clipped to norm 5, and with `federation.weighting=samples` a client's weight is
-the number of images that it used. The paper's preset sets `federation.weighting=uniform`.
+Federated Contrastive Learning" (arXiv 2405.02081). Where that paper is silent, the authors' code is
+followed: gradients are clipped to norm 5, and with `federation.weighting=samples` a client's weight
+is the number of images that it used. The paper's preset sets `federation.weighting=uniform`.
 """
 
 from collections.abc import Mapping
@@ -33,14 +33,14 @@ from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed
 
 COUNTS = "class_counts"
-REFERENCE_CLASSES = 10  # the constants were chosen for so many classes; shares are scaled
+REFERENCE_CLASSES = 10  # the constants were chosen for this many classes; shares are scaled
 
 
 def class_thresholds(shares: Tensor, base: float, upper: float) -> Tensor:
     """(K,) probabilities that a pseudo-label of each class must exceed.
 
     q + base - std(q), at most `upper`, for (K,) shares q of the classes among the images that were
-    used, times K / 10. The deviation is that over the K classes.
+    used, times K / 10. The standard deviation is taken over the K classes.
     """
     return (shares + base - shares.std(correction=0)).clamp(max=upper)
 
@@ -50,8 +50,8 @@ def balanced_classes(
 ) -> Tensor:
     """(n,) pseudo-labels, UNLABELLED for images that are not used.
 
-    That is the most probable class, if its probability exceeds the threshold of the class. Else it
-    is the second most probable one, if that is rare.
+    An image gets its most probable class if the probability exceeds that class's threshold, and
+    otherwise its second most probable class if that is rare.
 
     Args:
         probabilities: (n, K).
@@ -67,7 +67,7 @@ def balanced_classes(
 class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
     """Backbone, a linear classifier, and the classes' shares of the images used so far.
 
-    Each client counts the images that it uses by class, and the server makes the shares of all
+    Each client counts the images that it uses by class, and the server computes the shares from all
     counts of a round. Before training, clients count their labels.
     """
 
@@ -77,7 +77,7 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
         base: float = Field(0.84, ge=0, le=1)  # of the thresholds
         upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
         rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
-        clip_gradients: float | None = Field(5.0, gt=0)  # their L2 norm at most; None: as they are
+        clip_gradients: float | None = Field(5.0, gt=0)  # maximal L2 norm; None: not clipped
 
     roles: ClassVar = {"shares": Role.SERVER}
 
@@ -107,15 +107,15 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
 
     @classmethod
     def weight(cls, images: int, contributions: Mapping[str, Tensor]) -> float:
-        """The images that the client used; 1 where it used none, so that there always is a mean.
+        """The number of images that the client used, at least 1 so that there always is a mean.
 
-        Never more than it has: a client cannot take over the mean by its counts.
+        It is at most the number that it has: no client can take over the mean by its counts.
         """
         used = float(contributions[COUNTS].clamp(min=0).sum())
         return min(float(images), max(1.0, used))
 
     def start_round(self, received: Received) -> None:
-        """Labels the client's images, but not before anything was trained; counts all labels."""
+        """Labels the client's images, except in round 0, before any training; counts all labels."""
         labels = received.labels
         if labels is None:
             labels = torch.full((len(received.images),), UNLABELLED, device=self.shares.device)
@@ -133,7 +133,7 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
         return balanced_classes(probabilities, self.shares, thresholds, settings.rare)
 
     def loss(self, batch: Batch) -> Step:
-        """Cross-entropy of labels and pseudo-labels alike, added up over the views."""
+        """Cross-entropy of labels and pseudo-labels alike, summed over the views."""
         assert batch.labels is not None
         views = tuple(self.backbone(view) for view in batch.views)
         targets = with_pseudo_labels(batch.labels, self._pseudo, batch.images)

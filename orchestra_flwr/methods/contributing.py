@@ -13,7 +13,7 @@ from orchestra_flwr.seeding import ClientSeed
 
 
 class Contributes(ABC):
-    """Clients send a contribution at the end of a round, and the server makes its state of all."""
+    """Clients contribute at the end of a round; the server makes its state of all contributions."""
 
     @classmethod
     @abstractmethod
@@ -38,7 +38,7 @@ class Contributes(ABC):
         Not called in a round in which clients could contribute and none did.
 
         Returns:
-            What is recorded of it beside the clients' measures.
+            Measures to record beside those of the clients.
         """
 
     def observe(self, batch: Batch) -> None:  # noqa: B027 (optional)
@@ -64,7 +64,7 @@ def weight_of(config: Config, images: int, contributions: Mapping[str, Tensor]) 
 
 
 def check_release(config: Config) -> None:
-    """Refuses privacy that the release does not have, and noise that the release would undo.
+    """Refuses privacy that the release does not offer, and noise that the release would undo.
 
     Raises:
         ValueError: names the key, its value and what is allowed.
@@ -83,8 +83,8 @@ def check_release(config: Config) -> None:
         hint = f" ({remedy} adds noise)" if remedy else ""
         raise ValueError(
             f"privacy.noise_multiplier={privacy.noise_multiplier:g}: must be 0 with {method}, "
-            f"whose clients send {release.label} without noise: the next rounds' updates follow "
-            f"from them{hint}"
+            f"whose clients send {release.label} without noise: the next rounds' updates depend "
+            f"on them{hint}"
         )
     for key in ("unsupervised", "clients"):
         if is_private and getattr(config.evaluation, key):

@@ -31,14 +31,14 @@ def distillation_loss(
     student_temperature: float,
     teacher_temperature: float,
 ) -> Tensor:
-    """Cross-entropy of the teacher's classes of a view and the student's of each other one.
+    """Cross-entropy between the teacher's classes of a view and the student's of every other view.
 
     Equations 1 to 3.
 
     Args:
         student: for each of V views (B, K) outputs.
         teacher: for the first of these views (B, K) outputs; no gradient goes through them.
-        centre: (K,), taken off the teacher's outputs.
+        centre: (K,), subtracted from the teacher's outputs.
         student_temperature: tau_s.
         teacher_temperature: tau_t; below tau_s it sharpens.
 
@@ -52,10 +52,10 @@ def distillation_loss(
 class DINO(KnowsChance, MomentumEncoder):
     """Student, and a teacher that follows it: backbone, three-layer projector and prototypes.
 
-    The teacher sees the two large crops, the student all. The teacher's outputs are centred by
-    their moving average, which has the role of the teacher's weights. Local crops are as large as
-    the images, unlike the paper's, and cost as much. The teacher's decay and temperature are
-    constant, and prototypes are trained from the first step on.
+    The teacher sees the two large crops, the student sees all crops. The teacher's outputs are
+    centred by their moving average, which has the same role as the teacher's weights. Unlike the
+    paper's, local crops are resized to the size of the images and cost as much as large ones. The
+    teacher's decay and temperature are constant; prototypes are trained from the first step on.
     """
 
     class Settings(Section):
@@ -99,7 +99,7 @@ class DINO(KnowsChance, MomentumEncoder):
         return {"distillation": math.log(self.settings.outputs)}
 
     def loss(self, batch: Batch) -> Step:
-        """The student's error of one step (Algorithm 1)."""
+        """The student's loss of one step (Algorithm 1)."""
         settings = self.settings
         features, projections = self.embed(batch.views)
         student = [self.prototypes(projection) for projection in projections]

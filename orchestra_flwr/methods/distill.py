@@ -21,11 +21,11 @@ from orchestra_flwr.methods.teacher import targets_of, teacher_of
 from orchestra_flwr.models import build_head
 from orchestra_flwr.models.backbones.timm import PUBLISHED
 
-# One view, of the student: what the teacher saw is still in it.
+# The student's one view, mild enough to keep what the teacher saw.
 VIEW = Recipe(jitter=(0.2, 0.2, 0.2, 0.05), gray_p=0.05, blur_p=0)
-MAX_COMPARED = 4096  # of a client's images, with which the similarity loss compares
+MAX_COMPARED = 4096  # images of a client with which the similarity loss compares each image
 SHARPEST, SOFTEST, HALVINGS = 1e-5, 10.0, 20  # of the search for a teacher's temperatures
-ROWS = 256  # of images whose temperatures are searched at once
+ROWS = 256  # images whose temperatures are searched for at once
 
 
 def cosine_distillation_loss(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -51,15 +51,15 @@ def similarity_distillation_loss(
 ) -> Tensor:
     """Cross-entropy of similarities to many images (SEED, equations 3 to 6), averaged over images.
 
-    SEED compares with a queue of the teacher's latest features; here all of the client's images
-    have one.
+    SEED compares with a queue of the teacher's latest features; here the teacher has seen all of
+    the client's images beforehand.
 
     Args:
         predictions: (B, D) of the student.
         targets: (B, D) unit vectors of the teacher.
-        compared: (M, D) unit vectors of the teacher for the images that are compared with.
-        temperature: by which the student's cosines are divided.
-        teacher_temperature: by which the teacher's are, one or (B, 1).
+        compared: (M, D) unit vectors of the teacher for the images to compare with.
+        temperature: divides the student's cosines.
+        teacher_temperature: divides the teacher's cosines; one number, or (B, 1).
 
     Returns:
         Scalar; at least the entropy of the teacher's similarities.
@@ -70,10 +70,10 @@ def similarity_distillation_loss(
 
 
 def matched_temperatures(cosines: Tensor, perplexity: float) -> Tensor:
-    """Of each row the temperature at which its softmax has a perplexity (SNE, NeurIPS 2002).
+    """The temperature of each row that gives its softmax a perplexity (SNE, NeurIPS 2002).
 
-    How far apart cosines lie depends on the teacher: with one temperature for all, one teacher
-    would point at the image itself alone, and another at everything.
+    How far cosines spread depends on the teacher: with one temperature for all, one teacher's
+    softmax would single out the image itself, and another's would be almost uniform.
 
     Args:
         cosines: (B, M).
@@ -94,7 +94,7 @@ def matched_temperatures(cosines: Tensor, perplexity: float) -> Tensor:
 
 
 class Distill(ChecksClients, StartsRounds, Projecting):
-    """Backbone and a head that predicts the teacher's features; the teacher is no part of it."""
+    """Backbone and a head that predicts the teacher's features; the teacher is no module of it."""
 
     class Settings(Section):
         """Options under `method.` for method=distill."""
@@ -129,7 +129,7 @@ class Distill(ChecksClients, StartsRounds, Projecting):
 
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
-        """Temperatures are those of the similarities."""
+        """Temperatures and perplexity are only read by the similarity loss."""
         unread = super().unread(config)
         if config.method.settings.loss == "cosine":
             names = ("temperature", "teacher_temperature", "perplexity")
@@ -139,20 +139,20 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         return unread
 
     def role(self, name: str) -> Role:
-        """Both are averaged, but `method.head=local` leaves each client its own head."""
+        """All is averaged, except that `method.head=local` leaves each client its own head."""
         role = super().role(name)
         is_own = self.settings.head == "local" and name.startswith("projector.")
         return Role.LOCAL if is_own else role
 
     def start_round(self, received: Received) -> None:
-        """Asks the teacher, unless it has seen these images."""
+        """Computes the teacher's features of these images, unless they are cached."""
         targets = targets_of(self._config, received.client, received.images)
         self._targets = targets
         if self.settings.loss == "similarity":
             self._temperatures = self._matched(targets)
 
     def _matched(self, targets: Tensor) -> Tensor:
-        """(n, 1): of each image's similarities."""
+        """(n, 1) temperatures of the teacher's similarities, one for each image."""
         if (given := self.settings.teacher_temperature) is not None:
             return targets.new_full((len(targets), 1), given)
         compared = targets[:MAX_COMPARED].T
@@ -163,7 +163,7 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         return torch.cat(parts)
 
     def loss(self, batch: Batch) -> Step:
-        """What the student makes of a view, against what the teacher made of the whole image."""
+        """Compares the student's features of a view with the teacher's of the whole image."""
         assert self._targets is not None
         features, predictions = self.embed(batch.views)
         targets = self._targets[batch.images]

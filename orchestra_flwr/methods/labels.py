@@ -30,7 +30,7 @@ class LearnsLabels(ABC):
     """Can learn from labels, of all images or of a share (`labels.fraction`).
 
     Class attributes:
-        Settings: are derived from :class:`LabelSettings`.
+        Settings: derived from :class:`LabelSettings`.
         needs_labels: whether the method cannot do without labels.
     """
 
@@ -39,9 +39,9 @@ class LearnsLabels(ABC):
 
     @abstractmethod
     def classification_head(self) -> nn.Module | None:
-        """What makes logits (B, K) of features (B, dim) of the method's first backbone.
+        """The module that makes (B, K) logits of the first backbone's (B, dim) features.
 
-        It is evaluated as it is, beside the probes; None: there is none, as no labels are seen.
+        It is evaluated as it is, beside the probes. None: the method sees no labels in this run.
         """
 
 
@@ -76,7 +76,7 @@ def check_labels(config: Config) -> None:
     if fraction is not None and not issubclass(config.method.plugin, LearnsLabels):
         raise ValueError(
             f"labels.fraction={fraction:g}: must be null with method={config.method.name}, "
-            "which cannot learn from images of which some have labels"
+            "which cannot learn from partly labelled images"
         )
 
 
@@ -114,7 +114,7 @@ def labels_for(config: Config, images: ImageSet) -> Tensor | None:
     renumbered by name. With `labels.fraction` images may be UNLABELLED.
 
     Raises:
-        ConfigError: there are no labels, or the classes are others than the method's.
+        ConfigError: there are no labels, or the classes differ from the method's.
     """
     if not sees_labels(config):
         return None
@@ -147,13 +147,13 @@ def _labels_of(config: Config, images: ImageSet) -> Tensor:
         return unlabelled if labels is None else labels
     if labels is None:
         raise ConfigError(
-            "method: this one learns from labels, and the images have none: they must lie in "
-            "class folders, at least two of them, or have labels in a table"
+            f"method={config.method.name}: learns from labels, and the images have none; put them "
+            "into class folders (at least two), or give their labels in a table"
         )
     if missing := int((labels == UNLABELLED).sum()):
         raise ConfigError(
-            f"method={config.method.name}: {missing} of the images have no label; methods for that "
-            "take labels.fraction=1"
+            f"method={config.method.name}: {missing} of the images have no label; only with "
+            "labels.fraction=1 may some be unlabelled"
         )
     return labels
 
@@ -166,7 +166,7 @@ def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:
 
     Args:
         labels: (n,) int64, UNLABELLED where there is no label.
-        client: whose they are, by name.
+        client: the name of the client that holds them.
 
     Returns:
         (n,) int64, UNLABELLED in place of what is hidden.

@@ -36,19 +36,19 @@ def masked_error(predicted: Tensor, patches: Tensor, masked: Tensor) -> Tensor:
 
 
 def random_order(batch: int, patches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """An order of each image's patches, (B, N), and where in it each patch is, (B, N)."""
+    """A random order of each image's patches, (B, N), and each patch's place in it, (B, N)."""
     draws = torch.rand(batch, patches, generator=generator, device=generator.device)
     order = draws.argsort(dim=1, stable=True)
     return order, order.argsort(dim=1)
 
 
 def rows_at(tokens: Tensor, places: Tensor) -> Tensor:
-    """(B, n, dim): of (B, N, dim) tokens those at the (B, n) places."""
+    """The (B, n, dim) of the (B, N, dim) tokens that are at the (B, n) places."""
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[2]))
 
 
 class _Decoder(nn.Module):
-    """Tokens of all patches, class token first, to pixels; it has the encoder's width."""
+    """Decodes tokens of all patches, class token first, to pixels; as wide as the encoder."""
 
     def __init__(self, backbone: ViTTiny, depth: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Decoder(nn.Module):
 
         Args:
             encoded: (B, 1 + n, dim), the class token and the visible patches in their order.
-            places: (B, N) where in the order each patch is; those from n on are masked.
+            places: (B, N) each patch's place in the order; patches from place n on are masked.
         """
         first, visible = encoded[:, :1], encoded[:, 1:]
         missing = places.shape[1] - visible.shape[1]
@@ -81,7 +81,7 @@ class _Decoder(nn.Module):
 class MAE(OneBackbone):
     """A transformer that encodes visible patches, and a small one that predicts the masked ones.
 
-    Which patches are masked comes from the batch's generator. Nothing is stored but parameters.
+    The batch's generator chooses the masked patches. The state consists of parameters alone.
     """
 
     class Settings(Section):
@@ -126,7 +126,7 @@ class MAE(OneBackbone):
         return (CROPPED,) if self.settings.augment else (AS_IT_IS,)
 
     def loss(self, batch: Batch) -> Step:
-        """The error of the predicted patches (of normalised pixels, not normalised by patch)."""
+        """The error of the predicted patches; pixels are not normalised patch by patch."""
         patches = patches_of(batch.views[0], self.backbone.settings.patch)
         order, places = random_order(len(patches), patches.shape[1], batch.generator)
         visible = _visible(patches.shape[1], self.settings.mask_ratio)

@@ -40,7 +40,7 @@ def queue_contrastive_loss(
         queries: (B, D) features of one view of every image, unit vectors.
         keys: (B, D) target features of another view of the same images, unit vectors.
         queue: (K, D) target features of other images, unit vectors.
-        negative: (B, K) bool, which rows of the queue a query is told from.
+        negative: (B, K) bool, which rows of the queue are negatives of each query.
         temperature: tau, by which cosine similarities are divided.
 
     Returns:
@@ -56,11 +56,11 @@ class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
     """Query encoder, key encoder (the target that follows it), and a queue of keys.
 
     The queue is empty when a round begins and never leaves the client: its rows are features of
-    single images, and those of earlier rounds come from another key encoder, since averaged. The
+    single images, and rows of earlier rounds would come from a key encoder since averaged. The
     queue of a client with few images holds some of them several times: rows of the query's own
-    image are no negatives. The batch's keys enter the queue before the loss: so the first steps of
-    a round have negatives, and some negatives share the positive's batch statistics, which would
-    otherwise give it away (the paper's shuffled BatchNorm needs several GPUs).
+    image are no negatives. The batch's keys enter the queue before the loss is computed, so the
+    first steps of a round have negatives, and some negatives share the positive's batch statistics,
+    which would otherwise give it away (the paper's shuffled BatchNorm needs several GPUs).
     """
 
     class Settings(Section):

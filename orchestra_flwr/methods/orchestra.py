@@ -99,7 +99,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         self._observers: list[nn.Module] = []  # a copy of the target at most; no part of the state
         model, dim = config.model, config.model.projector_dim
         self.backbone = build_backbone(model, channels)
-        # In evaluation mode only the projector of what assigns is ever used.
+        # In evaluation mode only the projector of the assigning encoder is ever used.
         statistics = config.clustering.plugin.takes_clean_features
         head = partial(build_head, model, self.backbone.dim, dim)
         self.projector = head(statistics=statistics and not self.settings.target)
@@ -128,7 +128,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         return release
 
     def role(self, name: str) -> Role:
-        """Clients average all but the global centroids and what a clustering remembers."""
+        """All is averaged but the global centroids and what a clustering remembers."""
         return role_of(name, ROLES)
 
     def recipes(self) -> Sequence[Recipe]:
@@ -161,7 +161,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         target = self._target_features(for_target)
         self.clustering.observe(batch.images, target)
         assigned = target, online, self.global_centroids, self.settings.temperature
-        # Not beside privacy: a share of few images without noise must not leave a client.
+        # Not with privacy.epsilon: a share of few images without noise must not leave a client.
         measures = partial(assignment_measures, *assigned) if self._is_measured else dict
         return Step(
             {"cluster": cluster_loss(*assigned), **rotation},
@@ -170,7 +170,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         )
 
     def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
-        """Equation 3, as a cross-entropy, of the third view.
+        """Equation 3 of the third view, as a cross-entropy.
 
         Args:
             projection: (B, D) of the view that predicts assignments.
@@ -181,7 +181,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         return {"rotation": F.cross_entropy(turns, rotation)}
 
     def observe(self, batch: Batch) -> None:
-        """The clustering observes features of the untrained target; its statistics stay."""
+        """The clustering observes the untrained target's features; a copy's statistics change."""
         if not self._observers:
             self._observers.append(copy.deepcopy(self._target()))
         with torch.no_grad():
@@ -204,7 +204,7 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         return {"consistency": consistency(unit_rows(points), previous, centroids)}
 
     def _target(self) -> nn.Module:
-        """What assigns: images to (B, D) features, not normalised."""
+        """The assigning encoder: images to (B, D) features, not normalised."""
         if self.settings.target:
             return nn.Sequential(self.target_backbone, self.target_projector)
         return nn.Sequential(self.backbone, self.projector)

@@ -1,4 +1,4 @@
-"""Orchestra with two passes of the online encoder made one; not in the paper."""
+"""Orchestra with one pass of the online encoder in place of two; not in the paper."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ class OrchestraPlus(Orchestra):
         return TURNED if self.settings.rotation else RECIPES[:2]
 
     def rotation_loss(self, batch: Batch, projection: Tensor) -> dict[str, Tensor]:
-        """Of the view that predicts assignments, which is turned."""
+        """The cross-entropy of the view that predicts assignments, which was rotated."""
         rotation = batch.rotations[1]
         assert rotation is not None
         return {"rotation": F.cross_entropy(self.rotation_head(projection), rotation)}

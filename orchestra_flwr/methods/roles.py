@@ -10,7 +10,7 @@ class Role(Enum):
     SHARED = "shared"  # trained by the clients, averaged by the server, sent both ways
     SERVER = "server"  # made by the server, sent down only
     LOCAL = "local"  # the client's own: kept from round to round, never leaves it
-    FROZEN = "frozen"  # as the run begins with it: nobody trains it, no client sends it
+    FROZEN = "frozen"  # stays as it was when the run began: nobody trains it, no client sends it
     TRANSIENT = "transient"  # never leaves the client, gone after a round
 
 

@@ -65,14 +65,14 @@ def groups_of(labels: Tensor) -> tuple[Group, Group]:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of those of (B,) values that a (B,) mask chooses, a scalar; 0 if it chooses none."""
+    """Scalar mean of the (B,) values that a (B,) mask chooses; 0 if it chooses none."""
     return (values * (mask * (len(values) / mask.sum().clamp(min=1)))).mean()
 
 
 def label_loss(
     classifier: nn.Module, views: Sequence[Tensor], labels: Tensor, mask: Tensor
 ) -> Tensor:
-    """Cross-entropy of the class, averaged over the chosen images and added up over the views.
+    """Cross-entropy of the class, averaged over the chosen images and summed over the views.
 
     Args:
         classifier: makes (B, K) logits of (B, dim) features.
@@ -95,7 +95,7 @@ def losses_with_labels(
     """The named parts of a loss without labels, and those that labels add.
 
     Args:
-        loss: of some of the batch's images.
+        loss: the method's own, of some of the batch's images.
         classifier: of the backbone's features; None: there are no labels.
         views: (B, dim) features of the backbone for each view.
         labels: (B,), UNLABELLED where there is none.

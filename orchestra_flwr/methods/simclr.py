@@ -58,7 +58,7 @@ def info_nce_loss(
 
     Equation 14 of the mutual-information paper (ICLR 2024, arXiv 2405.02081) and its mirror image
     as cross-entropies: log B minus the loss bounds the information that two views share. Candidates
-    are the B other views; NT-Xent compares with views of the same side as well.
+    are the B views of the other side; NT-Xent compares with views of the same side as well.
 
     Args:
         first: (B, D) features of one view of every image; only their directions matter.

@@ -16,8 +16,8 @@ from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.spectral import spectral_contrastive_loss
 from orchestra_flwr.models import build_head
 
-# A plain crop, and a view with colour jitter. As published, but for the first one's bilinear crops:
-# all crops here are bicubic.
+# A plain crop, and a view with colour jitter, as published, except that the first one's crops are
+# bilinear there; all crops here are bicubic.
 VIEWS = (
     Recipe(crop_scale=(0.08, 1.0), jitter_p=0, gray_p=0, blur_p=0),
     Recipe(crop_scale=(0.2, 1.0), jitter=(0.4, 0.4, 0.4, 0.1)),

@@ -33,8 +33,8 @@ def spectral_contrastive_loss(
     Args:
         first: (B, D) outputs for one view of every image.
         second: (B, D) outputs for another view of the same images.
-        norm: "sphere": outputs are brought to unit length first; "ball": those longer than 1 are,
-            as in the authors' code (mu = 1); "none": they stay as they are.
+        norm: "sphere": outputs are scaled to unit length first; "ball": only those longer than 1
+            are, as in the authors' code (mu = 1); "none": they stay as they are.
         weights: (B,) of the images in the first mean; None: 1 each.
         pair_weights: (B, B) of the pairs of different images in the second one; None: 1 each.
 

@@ -43,7 +43,7 @@ def equal_assignments(
 
     Args:
         cosines: (n, K) of features and prototypes.
-        present: (n,) bool; the other rows take no part, and get zeros.
+        present: (n,) bool, which rows take part; the others get zeros.
         regularisation: epsilon of the entropy; smaller ones make sharper assignments.
         iterations: of scaling columns, then rows.
 
@@ -62,7 +62,7 @@ def equal_assignments(
 def swapped_prediction_loss(
     cosines: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float
 ) -> Tensor:
-    """Cross-entropy of each assignment and the prediction from every other view (equation 6).
+    """Cross-entropy between each assignment and the predictions of other views (equation 6).
 
     Args:
         cosines: for each of V views (B, K) of features and prototypes.
@@ -82,7 +82,7 @@ def swapped_prediction_loss(
 
 
 class SwAV(StartsRounds, KnowsChance, Projecting):
-    """Backbone, a two-layer projector, prototypes, and maybe a queue of projections.
+    """Backbone, a two-layer projector, prototypes, and optionally a queue of projections.
 
     The two large crops are assigned, all crops predict. For batches smaller than the number of
     prototypes, projections of earlier steps (the queue, of both views) are assigned together with
@@ -90,8 +90,8 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
     never leaves a client, and is empty when a round begins.
 
     Cosines of D values have a deviation of about D^-0.5. The paper's epsilon of .05 is for 128
-    values; with 512 assignments become uniform and nothing is learned. Local crops are as large as
-    the images, unlike the paper's, and cost as much. Prototypes are trained from the first step on.
+    values; with 512, assignments become uniform and nothing is learned. Unlike the paper's, local
+    crops are resized to the images' size. Prototypes are trained from the first step on.
     """
 
     class Settings(Section):

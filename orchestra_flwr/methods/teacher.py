@@ -20,7 +20,7 @@ from orchestra_flwr.models import Encoder
 from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.seeding import torch_generator
 
-CLIENT = "{client}"  # in the teacher's name: the client's
+CLIENT = "{client}"  # stands for the client's name in the teacher's
 MAX_KEPT = 512  # clients of a process whose targets are kept; 2 KB an image with 512 numbers
 
 _TARGETS: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
@@ -37,12 +37,12 @@ def teacher_of(config: Config, client: str) -> Encoder:
 
 
 def targets_of(config: Config, client: str, images: Tensor) -> Tensor:
-    """What a client's teacher makes of its images as they are: unit vectors.
+    """The features that a client's teacher has for its images as they are, as unit vectors.
 
-    They have `model.projector_dim` numbers: the teacher's features are turned and cut, or filled
-    up, to this width by a fixed random matrix with orthonormal rows or columns, so that any two
-    teachers fit one model. Cosines stay as they are where the width is not smaller, and nearly so
-    otherwise (Johnson and Lindenstrauss, 1984).
+    A fixed random matrix with orthonormal rows or columns brings the teacher's features to
+    `model.projector_dim` numbers, so that any two teachers fit one model. Cosines stay as they are
+    where the width does not become smaller, and nearly so otherwise (Johnson and Lindenstrauss,
+    1984).
 
     Args:
         images: (n, C, H, W) uint8.
@@ -96,7 +96,7 @@ def _source(config: Config, client: str) -> tuple[Any, ...]:
     return name, weights, options.teacher_size, tuple(config.plugins), written
 
 
-@lru_cache(maxsize=1)  # clients of a process mostly have the same
+@lru_cache(maxsize=1)  # clients of a process mostly have the same teacher
 def _read(
     name: str, weights: str, size: int | None, plugins: tuple[str, ...], written: object
 ) -> Encoder:

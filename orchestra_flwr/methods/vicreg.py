@@ -12,7 +12,7 @@ from torch import Tensor
 from orchestra_flwr.config import Section
 from orchestra_flwr.methods.families import JointEmbedding
 
-DEVIATION = 1.0  # gamma, the standard deviation that each feature shall have
+DEVIATION = 1.0  # gamma, the standard deviation that each feature should reach
 EPSILON = 1e-4  # added to variances
 
 
@@ -27,7 +27,7 @@ def variance_loss(features: Tensor) -> Tensor:
 
 
 def covariance_loss(features: Tensor) -> Tensor:
-    """Squares of all covariances of two different features, by D (equations 3 and 4).
+    """Sum of squared covariances of different features, divided by D (equations 3 and 4).
 
     Args:
         features: (B, D), B >= 2.
@@ -54,7 +54,7 @@ class VICReg(JointEmbedding):
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
         """Equation 6 with the factors of the authors' code.
 
-        There equation 5 is averaged over features and the variance over views; the paper sums.
+        That code averages equation 5 over features and the variance over views; the paper sums.
         """
         weights = self.settings
         variance = (variance_loss(first) + variance_loss(second)) / 2

@@ -57,14 +57,14 @@ class FreezableNorms(nn.Module):
 
     Attributes:
         norms_are_frozen: whether every BatchNorm in it is in evaluation mode, always.
-        frozen_paths: of those that are, whatever becomes of the others.
+        frozen_paths: of the BatchNorm that is frozen even where the rest is not.
     """
 
     norms_are_frozen = False
     frozen_paths: Collection[str] = ()
 
     def freeze_norms(self, paths: Collection[str] | None = None) -> None:
-        """From now on the statistics of the norms at these paths stay, in training mode too.
+        """Keeps the statistics of the norms at these paths from now on, in training mode too.
 
         Args:
             paths: of norms; None: of all.
@@ -99,7 +99,7 @@ class BatchNormPolicy:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """That of a run."""
+        """The policy of a run."""
         model, merging, clip = config.model, config.merging, config.privacy.clip
         if model.batch_norm is not None:
             name, asked_by = model.batch_norm, f"model.batch_norm={model.batch_norm}"
@@ -113,7 +113,7 @@ class BatchNormPolicy:
 
     @cached_property
     def in_backbone(self) -> bool:
-        """Whether the backbone has BatchNorm; heads may have it without."""
+        """Whether the backbone has BatchNorm; heads may have it even if not."""
         return bool(self.model.plugin.has_batch_norm(self.model))
 
     def kept_by_clients(self, learner: nn.Module) -> set[str]:
@@ -127,7 +127,7 @@ class BatchNormPolicy:
         names = {f"{path}.{name}" for path, norm in _norms(learner) for name in norm.state_dict()}
         if not names:
             raise ConfigError(
-                f"{self.asked_by}: there is no BatchNorm to keep, model.norm=batch has"
+                f"{self.asked_by}: there is no BatchNorm to keep; model.norm=batch has some"
             )
         return names
 
@@ -273,14 +273,14 @@ def recalibrated(
     Args:
         backbone: maps normalised images (B, C, H, W) to features; not changed.
         images: (N, C, H, W) uint8, N >= 2, on any device.
-        batch_size: images at once, at most, but never fewer than two; sizes of batches differ by at
+        batch_size: most images at once, but never fewer than two; sizes of batches differ by at
             most one, so that all images count (nearly) the same.
         by: how they are normalised, `data.normalise`.
         on_progress: called after each batch with the images done and their total.
-        device: where the pass is computed; None: where the backbone is.
+        device: where the pass is computed; None: on the backbone's.
 
     Returns:
-        The copy, where the backbone is, its modules in the modes that they had.
+        The copy, on the backbone's device, its modules in the modes that they had.
 
     Raises:
         ValueError: fewer than two images, which have no variance.
@@ -315,7 +315,7 @@ def recalibrated(
 @contextmanager
 def without_counters(network: nn.Module) -> Iterator[None]:
     """Inside the block no BatchNorm counts its batches: a kernel less for each norm and pass."""
-    norms = [norm for _, norm in _norms(network) if norm.momentum is not None]  # else it counts
+    norms = [norm for _, norm in _norms(network) if norm.momentum is not None]  # None reads them
     counters = [norm.num_batches_tracked for norm in norms]
     for norm in norms:
         norm.num_batches_tracked = None
@@ -360,7 +360,7 @@ def _norms(network: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
 
 
 def _frozen_norms(network: nn.Module) -> set[_BatchNorm]:
-    """The BatchNorm in a network that is frozen."""
+    """The frozen BatchNorm modules of a network."""
     if not isinstance(network, FreezableNorms):
         return set()
     every, paths = network.norms_are_frozen, network.frozen_paths

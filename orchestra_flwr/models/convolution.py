@@ -14,14 +14,14 @@ class Convolution(nn.Conv2d):
     """An `nn.Conv2d` without a bias; what it computes differs in the order of additions only.
 
     For few pixels (a late layer's 4 x 4 maps in a batch of 16) oneDNN's convolution reorders the
-    weights each time: 20 ms for their gradient, where a product of matrices takes 5. So where no
-    more pixels come out than channels, both passes are products with the image's patches. On a
-    GPU, and in exported networks, which leave the way to their runtime, it is torch's own.
+    weights each time: 20 ms for their gradient, where a product of matrices takes 5. So where the
+    result has no more pixels than channels, both passes are products with the image's patches. On a
+    GPU it is torch's own convolution, as in exported networks, whose runtime chooses the algorithm.
 
     Args:
         stride: in pixels.
         padding: of zeros, in pixels.
-        options: of `nn.Conv2d`, which others that make a layer of the same class give.
+        options: of `nn.Conv2d`, for libraries that make another layer of the same class.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Convolution(nn.Conv2d):
 class _Products(torch.autograd.Function):
     """A convolution and its gradients as three products of matrices.
 
-    Kernels are rows as channels-last weights lie: positions of the kernel, channels innermost.
+    Kernels are rows in the order of channels-last weights: kernel positions, channels innermost.
     """
 
     @staticmethod
@@ -91,7 +91,7 @@ def _rows(images: Tensor) -> Tensor:
 
 
 def _windows(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """(B, H', W', size, size, C): the patch of `x` behind each pixel of the result."""
+    """(B, H', W', size, size, C): the patch of `x` that each pixel of the result comes from."""
     around = (0, 0, padding, padding, padding, padding)
     windows = F.pad(x.permute(0, 2, 3, 1), around).unfold(1, size, stride).unfold(2, size, stride)
     return windows.permute(0, 1, 2, 4, 5, 3).contiguous()

@@ -8,9 +8,9 @@ from torch import nn
 def ema_update(target: nn.Module, online: nn.Module, decay: float) -> None:
     """target = decay * target + (1 - decay) * online, for parameters.
 
-    Orchestra, section 4; BYOL (Grill et al., NeurIPS 2020), equation 1. Buffers are left: the
-    target's BatchNorm keeps statistics of its own features. What both networks share, because
-    nobody trains it, stays.
+    Orchestra, section 4; BYOL (Grill et al., NeurIPS 2020), equation 1. Buffers do not change: the
+    target's BatchNorm keeps statistics of its own features. Tensors that both networks share,
+    because nobody trains them, stay as well.
     """
     pairs = zip(target.parameters(), online.parameters(), strict=True)
     apart = [(slow, fast) for slow, fast in pairs if slow is not fast]

@@ -30,7 +30,7 @@ from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.square_image import AnyImage, square_image
 from orchestra_flwr.tensor_files import save_plain
 
-if TYPE_CHECKING:  # a client does without Hydra, which this would import
+if TYPE_CHECKING:  # this would import Hydra, which a client does not need
     from orchestra_flwr.config import OfSavedEncoder
 
 MAX_DESCRIPTION = 2**20  # bytes of an `encoder.json`; a run writes some 2,000
@@ -159,7 +159,7 @@ class Encoder(nn.Module):
             images: what :meth:`preprocess` takes, any number of them; or a tensor (N, C, H, W) or
                 an array (N, H, W, C). An iterable is read batch by batch.
             progress: True shows it on stderr; a function is called after each batch with the number
-                of images that are done and that of all (None where it is not known).
+                of images done and their total (None where it is not known).
 
         Returns:
             (N, dim) float32, on the CPU.

@@ -16,7 +16,7 @@ from torch import Tensor
 from orchestra_flwr.console.image_count import image_count, no_progress
 from orchestra_flwr.square_image import in_range
 
-# Takes how many images are done, and how many there are (None where that is not known).
+# Takes the number of images done, and their total (None where it is not known).
 Report = Callable[[int, int | None], None]
 
 MAX_THREADS = 8  # more would only wait for Python's lock
@@ -48,7 +48,7 @@ def _hint(shape: tuple[int, ...], channels: int) -> str:
     if len(shape) == 4 and shape[3] == channels and shape[1] != channels:
         return " (channels come first: images.permute(0, 3, 1, 2))"
     if len(shape) == 3 and shape[0] == channels:
-        return " (of one image: image[None])"
+        return " (for one image: image[None])"
     return " (encoder.encode takes images of any size)"
 
 
@@ -92,14 +92,14 @@ def _check_several(images: Any) -> None:
     if isinstance(images, str | Path | Image.Image | bytes) or not isinstance(images, Iterable):
         raise TypeError(
             f"images must be several, such as a list, not {type(images).__name__} "
-            "(of one image: [image])"
+            "(for one image: [image])"
         )
     if isinstance(images, Tensor | np.ndarray) and images.ndim != 4:
         form, gray = "an array (N, H, W, C)", "[..., None]"
         if isinstance(images, Tensor):
             form, gray = "a tensor (N, C, H, W)", "[:, None]"
         raise ValueError(
-            f"images must be {form}, not {tuple(images.shape)} (of one: image[None]; of gray "
+            f"images must be {form}, not {tuple(images.shape)} (for one: image[None]; for gray "
             f"ones: images{gray})"
         )
 

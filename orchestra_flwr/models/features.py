@@ -12,9 +12,9 @@ from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.models.normalisation import normalise
 from orchestra_flwr.models.precision import passes_in
 
-# On a CPU: 256 images of 64 x 64 pixels, 20 of 224 x 224. More do not fit its caches: with 256 of
-# 224 x 224 EfficientNet-Lite0 takes 1.5 times as long and eleven times the memory, ResNet-18
-# 1.2 and nine times (benchmarks/backbones.py features).
+# Of a batch on a CPU: 256 images of 64 x 64 pixels, 20 of 224 x 224. More do not fit its caches: on
+# 256 images of 224 x 224 EfficientNet-Lite0 takes 1.5 times as long and eleven times the memory,
+# ResNet-18 1.2 and nine times (benchmarks/backbones.py features).
 MAX_PIXELS = 2**20
 
 
@@ -37,7 +37,7 @@ def extract_features(
         images: (N, C, H, W) uint8, on any device.
         batch_size: most images at once.
         by: how they are normalised for a backbone; None: the encoder takes uint8 images.
-        on_progress: called after each batch with how many images are done, and of how many.
+        on_progress: called after each batch with the images done and their total.
 
     Returns:
         (N, dim) float32 on the encoder's device.
@@ -62,7 +62,7 @@ def extract_features(
 
 
 def image_batches(images: Tensor, batch_size: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Images in batches that a device passes quickly, in their order.
+    """Images in batches that a device processes quickly, in their order.
 
     Args:
         images: (N, C, H, W).
@@ -83,7 +83,7 @@ def device_of(encoder: nn.Module) -> torch.device:
 
 @contextmanager
 def evaluation_mode(encoder: nn.Module) -> Iterator[None]:
-    """Inside the block an encoder is in evaluation mode; then every module has its own again."""
+    """Puts an encoder into evaluation mode; on exit every module gets its own mode back."""
     # Module by module: a frozen part may be in another mode than the rest.
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()

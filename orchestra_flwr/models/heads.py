@@ -10,7 +10,7 @@ from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.models.norm_layers import head_norm
 from orchestra_flwr.models.precision import network_pass
 
-HeadNorm = Callable[..., nn.Module]  # :func:`head_norm` of so many features
+HeadNorm = Callable[..., nn.Module]  # takes `features` and `affine`, as :func:`head_norm`
 
 
 class Head(nn.Sequential):
@@ -55,8 +55,8 @@ def build_head(
 def plain_head(inputs: int, hidden: int, outputs: int, norm: HeadNorm | None = None) -> Head:
     """Linear, ReLU, Linear, both with biases: (B, inputs) to (B, outputs).
 
-    That of "A Mutual Information Perspective on Federated Contrastive Learning" (ICLR 2024), whose
-    SimSiam has a norm before the ReLU as well.
+    The head of "A Mutual Information Perspective on Federated Contrastive Learning" (ICLR 2024),
+    whose SimSiam also has a norm before the ReLU.
     """
     norms = [] if norm is None else [norm(hidden)]
     return Head(
@@ -67,7 +67,7 @@ def plain_head(inputs: int, hidden: int, outputs: int, norm: HeadNorm | None = N
 def mlp(*widths: int, norm: HeadNorm, bias: bool = False, last_norm: bool = True) -> Head:
     """Linear layers with a norm and ReLU between them: (B, widths[0]) to (B, widths[-1]).
 
-    The hidden layers have no biases, which their norm would take off again.
+    The hidden layers have no biases, which their norms would remove again.
 
     Args:
         widths: of the input, of every hidden layer and of the output.

@@ -50,5 +50,5 @@ def head_norm(
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: one of torch's norms, or of a class that is called one."""
+    """Whether a module normalises: one of torch's norms, or a class with "norm" in its name."""
     return isinstance(module, NORMS) or "norm" in type(module).__name__.lower()

@@ -23,29 +23,29 @@ def normalise(images: Tensor, by: Normalisation) -> Tensor:
     """Images (..., C, H, W) in [0, 1] as networks take them: (x - mean) / deviation by channel.
 
     Args:
-        images: of any floating-point type; three channels, but for "half".
-        by: "half" takes any images to [-1, 1], and "none" leaves them; "cifar" and "imagenet" are
-            of those data sets, "clip" is of that network's images.
+        images: of any floating-point type; three channels, except for "half".
+        by: "half" scales any images to [-1, 1], "none" leaves them; "cifar" and "imagenet" use the
+            statistics of those data sets, "clip" those of that network's images.
 
     Returns:
         The same shape and type.
     """
     if by == "half":
         return (images * 2).sub_(1)
-    # What is made while torch.export traces are no numbers: kept, they would break later calls.
+    # Tensors made while torch.export traces hold no values: cached, they would break later calls.
     statistics = _on.__wrapped__ if torch.compiler.is_compiling() else _on
     mean, deviation = statistics(images.device, images.dtype, by)
     return (images - mean).div_(deviation)
 
 
 def mean_and_deviation(by: Normalisation, channels: int) -> tuple[list[float], list[float]]:
-    """Those of each channel of images in [0, 1]."""
+    """Mean and deviation of each channel of images in [0, 1]."""
     mean, deviation = ([*values * channels][:channels] for values in STATISTICS[by])
     return mean, deviation
 
 
 def nearest_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> Normalisation:
-    """The one whose mean and deviation, of three channels, differ least from these."""
+    """The normalisation whose mean and deviation of three channels differ least from these."""
 
     def distance(by: Normalisation) -> float:
         own = [value for values in mean_and_deviation(by, 3) for value in values]
@@ -56,7 +56,7 @@ def nearest_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> 
 
 @lru_cache
 def _on(device: torch.device, dtype: torch.dtype, by: Normalisation) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, (C, 1, 1). A step that is captured as a CUDA graph must not copy them."""
+    """Mean and deviation, (C, 1, 1), cached: a step captured as a CUDA graph must not copy them."""
     mean, deviation = (
         torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1) for values in STATISTICS[by]
     )

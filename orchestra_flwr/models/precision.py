@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 @contextmanager
 def passes_in(precision: Precision, device_type: str) -> Iterator[None]:
-    """Inside the block networks compute in `precision`.
+    """Has networks compute in `precision` inside the block.
 
     bfloat16 has float32's range, so no loss needs scaling. A processor without instructions for
     it gives the same kind of result, only slower than in float32.
@@ -44,9 +44,9 @@ def passes_in(precision: Precision, device_type: str) -> Iterator[None]:
 def network_pass(
     forward: Callable[Concatenate[S, P], Tensor],
 ) -> Callable[Concatenate[S, P], Tensor]:
-    """A network's method that computes in the precision of :func:`passes_in`, returning float32.
+    """Makes a network's method compute in the precision of :func:`passes_in` and return float32.
 
-    Weights are cast for every pass anew: the gradients of passes that share a cast would be summed
+    Weights are cast anew for every pass: the gradients of passes that shared a cast would be summed
     in bfloat16.
     """
 

@@ -21,7 +21,7 @@ def pretrained_encoder(
     size: int | None = None,
     plugins: Sequence[str] = (),
 ) -> Encoder:
-    """The encoder that a name means.
+    """The encoder that a name refers to.
 
     Args:
         key: of the configuration, for messages; `weights` is the value of `<key>_weights`.

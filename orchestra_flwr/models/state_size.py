@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# What torch computes without memory by its compiler's rules, whose import takes .7 to 2.4 s.
+# Without memory torch runs these by rules of its compiler, whose import takes .7 to 2.4 s.
 FILLED = ("normal_", "trunc_normal_", "_foreach_lerp_")
 
 
@@ -27,7 +27,7 @@ def state_size(build: Callable[[], nn.Module]) -> tuple[int, int]:
 
 
 class _SizesOnly(TorchFunctionMode):
-    """Leaves out what fills a tensor with values, as far as that takes long to import."""
+    """Skips the operations that fill a tensor with values and would take long to import."""
 
     def __torch_function__(
         self,

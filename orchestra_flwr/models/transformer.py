@@ -11,9 +11,9 @@ DEVIATION = 0.02  # of initial weights, cut at two deviations
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each with a norm before it and a way around it.
+    """Attention and a two-layer network, each with a norm before it and a residual connection.
 
-    torch's own encoder layer has either no bias at all or one for queries, keys and values, too.
+    torch's own encoder layer cannot leave out just the bias of queries, keys and values.
 
     Args:
         heads: of the attention; they divide `dim`.

@@ -1,4 +1,4 @@
-"""The output of one run: its folder, progress, table and trackers; `plots` draws its pictures."""
+"""The output of one run: its folder, progress, table and trackers; `plots` draws its figures."""
 
 from orchestra_flwr.reporting.environment import environment
 from orchestra_flwr.reporting.evaluation_output import (

@@ -28,7 +28,7 @@ def environment() -> dict[str, str | int | None]:
 
 @cache
 def _own_commit() -> str | None:
-    """Of the code that runs: that was imported once, whatever is committed meanwhile."""
+    """The commit of the running code, read once: later commits do not change imported code."""
     return git_commit(Path(orchestra_flwr.__file__))
 
 

@@ -1,4 +1,4 @@
-"""The results of the evaluation of a saved encoder, as a file and as a table."""
+"""The results of evaluating a saved encoder, as a file and as a table."""
 
 import json
 import tempfile
@@ -53,7 +53,7 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
 
     Args:
         folder: made where there is none.
-        name: of the file; None: what the data set is called.
+        name: of the file; None: the data set's.
 
     Raises:
         OSError: names the file, which is unchanged.
@@ -68,7 +68,7 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
 def print_evaluation(results: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints the accuracies as a Markdown table, and the spread of the features below it.
 
-    Beside an accuracy is its standard error, or the deviation over several drawings of labels.
+    Beside an accuracy is its standard error, or the deviation over several draws of labels.
     """
     table = Table(box=box.MARKDOWN)
     table.add_column(printable(f"{results['dataset']}, {results['backbone'] or 'encoder'}"))

@@ -33,7 +33,7 @@ FREE = (*RESUME_MAY_CHANGE, "run_dir", "resume", "resume_round")
 
 
 class FolderRecord:
-    """Describes a run folder, time and again while it grows.
+    """Describes a run folder, repeatedly while it grows.
 
     Args:
         folder: it holds the `config.yaml` with which the run was started.
@@ -58,10 +58,10 @@ class FolderRecord:
 
 
 def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
-    """Refuses a run folder that was changed or damaged behind a checkpoint, mostly the latest.
+    """Refuses a run folder that was changed or damaged since a checkpoint, usually the latest.
 
-    One with a checkpoint of an earlier version passes, and so does one without any, unless the run
-    had one: it would begin anew, and lose the records and the encoder that are there.
+    A folder with a checkpoint of an earlier version passes. So does one without any, unless the run
+    has had one: it would begin anew, and lose its records and its encoder.
 
     Raises:
         ConfigError: one line; what differs, and what to do.
@@ -74,7 +74,7 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
         lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         if (folder / ENDED).exists() or lines > 1:
             raise ConfigError(
-                f"{path} was removed, and without it the run cannot go on; put it back, "
+                f"{path} was removed, and without it the run cannot continue; put it back, "
                 f"or start a new run, which may begin with this one's encoder (init={folder})"
             )
         return
@@ -82,7 +82,7 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
         record = read_values(path, earlier=EARLIER_VALUES).get(VALUE)
     except DamagedFileError as error:
         rounds = earlier_rounds(path.parent) if checkpoint == CHECKPOINT else []
-        back = f"go back by resume_round={rounds[-1]}, " if rounds else ""
+        back = f"go back with resume_round={rounds[-1]}, " if rounds else ""
         raise ConfigError(f"{error}; put back a copy of it, {back}or start a new run") from None
     if record is None:
         return
@@ -100,7 +100,7 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
 
 
 def _entry(data: bytes) -> dict[str, Any]:
-    """What the record says of a file with this content."""
+    """The record's entry for a file with this content."""
     digest = hashlib.sha256(data).hexdigest()
     return {"bytes": len(data), "lines": data.count(b"\n"), "sha256": digest}
 
@@ -136,7 +136,7 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
 
 
 def _grows(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether there are to be more rounds, which leaves those that there were as they are."""
+    """Whether the new configuration only adds rounds, which leaves earlier rounds as they are."""
     rounds, more = old.get(MAY_GROW), new.get(MAY_GROW)
     constant = new.get("schedule.name", "constant") == "constant"
     return constant and isinstance(rounds, int) and isinstance(more, int) and more > rounds

@@ -1,4 +1,4 @@
-"""The last checkpoints of a run: the latest one, and those of rounds before it under their numbers.
+"""The last checkpoints of a run: the latest one, and those of earlier rounds under their numbers.
 
     checkpoint/state.safetensors       the latest
     checkpoint/state-11.safetensors    after round 11
@@ -23,7 +23,7 @@ EARLIER_VALUES = ("position",)  # the values of a checkpoint of an earlier versi
 
 
 def earlier_path(folder: Path, round_: int) -> Path:
-    """Where a round's checkpoint is when it is not the latest any more."""
+    """Where a round's checkpoint is when it is no longer the latest."""
     return folder / f"state-{round_}.safetensors"
 
 
@@ -40,7 +40,7 @@ def round_of(path: Path) -> int:
 
     Raises:
         OSError: the file is missing or cannot be read.
-        DamagedFileError: it holds something else than was written.
+        DamagedFileError: it is not as it was written.
     """
     return int(json.loads(read_values(path, earlier=EARLIER_VALUES)["position"])["round"])
 

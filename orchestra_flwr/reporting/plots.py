@@ -23,10 +23,10 @@ from orchestra_flwr.files import replacing
 Metrics = Sequence[dict[str, Any]]
 
 INK, QUIET = "#333333", "#8c8c8c"
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, whose colours colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 KNN, LINEAR = COLOURS[:2]
-# Starts away from white, which is left for clients without the class.
+# Does not start at white, which is left for clients without the class.
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#d6e6f4", "#5aa2cf", "#0b559f", "#08244d"])
 COSTS = (  # title, key in the metrics, factor, colour
     ("sent by clients, MB", "bytes_up", 1e-6, COLOURS[0]),
@@ -37,7 +37,7 @@ LABEL_FREE = (  # title, key in the scores and name; whether the axis begins at 
     (("dimensions of the features", "effective_rank", "effective rank"), True),
     (("score (align + 0.2 unif)", "score", "score"), False),
 )
-MAX_NAMES = 30  # of clients or classes along an axis; a $ in one is a $ (parse_math)
+MAX_NAMES = 30  # of clients or classes along an axis; parse_math=False prints a $ in one as it is
 EMD = "EMD {:.2f} (mean L1 distance of class shares, 0 to 2)"
 
 
@@ -45,9 +45,9 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     """Loss, accuracy, scores without labels, traffic up and down, and time over the rounds.
 
     Args:
-        metrics: the records of `metrics.jsonl`. What is in no round has no panel; scores of round
-            0, before training, are drawn as dashed lines.
-        name: of the run, stands above; "": nothing does.
+        metrics: the records of `metrics.jsonl`. What no round has gets no panel; scores of round 0,
+            before training, are drawn as dashed lines.
+        name: of the run, printed above; "": none.
     """
     trained, has_free = _trained(metrics), _has_scores(metrics, "score")
     drawn: list[tuple[Callable[[Axes, Metrics], None], bool]] = [
@@ -85,8 +85,8 @@ def partition_figure(
         counts: (clients, classes) numbers of images; (clients, 1) of images without labels.
         class_names: the names of the classes; None: the images have no labels.
         clients: their names; without them, they are numbered.
-        emd: how far the clients' class shares are from those of all, stands below the picture.
-        name: of the run, stands above; "": nothing does.
+        emd: how far the clients' class shares are from those of all, printed below the picture.
+        name: of the run, printed above; "": none.
 
     Raises:
         ValueError: counts and names do not fit each other.
@@ -105,7 +105,7 @@ def partition_figure(
     figure = new_figure(width, float(np.clip(2.5 + 0.3 * classes, 4.3, 7.8)), name)
     sizes, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 4])
     _draw_sizes(sizes, counts, "images")
-    # Small counts are what a skewed split is about: the root of the count keeps them visible.
+    # Small counts matter most in a skewed split: the root of the count keeps them visible.
     picture = heat.imshow(
         np.ma.masked_equal(counts, 0).T,
         aspect="auto",
@@ -137,9 +137,9 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def _write_png(figure: Figure, target: Path | io.BytesIO) -> None:
-    """Letters that matplotlib's font lacks, such as Chinese ones, become boxes without a warning.
+    """Writes a PNG; letters that matplotlib's font lacks, such as Chinese, become boxes.
 
-    A box is all that can be drawn of them; the names are in `partition.json`.
+    No warning is shown, as nothing else can be drawn; the names are in `partition.json`.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
@@ -174,7 +174,7 @@ def new_figure(width: float, height: float, name: str = "") -> Figure:
     FigureCanvasAgg(figure)
     if name:
         title = figure.suptitle(printable(name), x=0.01, ha="left", fontsize=10, color=QUIET)
-        title.set_parse_math(False)  # a $ is a $
+        title.set_parse_math(False)  # prints a $ as it is
     return figure
 
 
@@ -211,7 +211,7 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
 
 
 def _draw_label_free(title: str, key: str, name: str, panel: Axes, metrics: Metrics) -> None:
-    """Of the saved backbone on the server's and on the clients' images; dashed before training."""
+    """Scores of the saved backbone on the server's and clients' images; dashed before training."""
     panel.set_title(f"{title}, without labels")
     places = {"server": ("scores", _saved_backbone(metrics)), "clients": ("unsupervised",)}
     untrained = [record for record in metrics if record["round"] == 0]
@@ -281,7 +281,7 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
 
 
 def _legend_above(panel: Axes, rows: int, entries: int) -> None:
-    """Between the title and the axes, where it hides no point; two rows are filled by columns."""
+    """Puts the legend between title and axes, where it hides no point; fills it by columns."""
     title = panel.get_title(loc="left")
     panel.set_title(title, loc="left", color=INK, fontsize=11, pad=5 + 13 * rows)
     panel.legend(
@@ -299,7 +299,7 @@ def _legend_above(panel: Axes, rows: int, entries: int) -> None:
 
 
 def style_axes(panel: Axes) -> None:
-    """The style that all our axes share."""
+    """Gives axes the style that all figures share."""
     panel.set_title(panel.get_title(), loc="left", color=INK, fontsize=11)
     panel.set_title("")
     panel.spines[["top", "right"]].set_visible(False)

@@ -29,7 +29,7 @@ SCORING = "scoring"  # the label of a round's last part, where clients score its
 
 
 class RoundOutcome(NamedTuple):
-    """What is shown of a round that has ended.
+    """The facts that are shown when a round has ended.
 
     Attributes:
         round: its number.
@@ -86,7 +86,7 @@ class Progress:
         self.label = ""
         self.cohort = self.done = self.failed = 0
         self.knn: float | None = None
-        self._began: float | None = None  # start of the first round that counts for the time left
+        self._began: float | None = None  # start of the first round that the time left is based on
         self._finished = 0
         self._phase = ExitStack()
         # Of the part before that one: label, cohort, done and failed.
@@ -108,10 +108,10 @@ class Progress:
             self._began = time.monotonic()
 
     def client_asked(self, client: str) -> None:
-        """A client is sent a model: it is at work until it is done."""
+        """A client is sent a model, and works until :meth:`client_done`."""
 
     def client_done(self, client: str, ok: bool) -> None:
-        """A client of the cohort has replied; `ok`: with a usable reply."""
+        """A client of the cohort has replied; `ok`: whether its reply is usable."""
         self.done += 1
         self.failed += not ok
 
@@ -119,7 +119,7 @@ class Progress:
         """The server has made features of `done` of `total` images with a backbone."""
 
     def round_finished(self, outcome: RoundOutcome) -> None:
-        """A round has ended; its line is of what was done before its average was scored."""
+        """A round has ended; its line shows what was done before its average was scored."""
         if self._before_scoring is not None:
             self.label, self.cohort, self.done, self.failed = self._before_scoring
             self._before_scoring = None
@@ -131,15 +131,15 @@ class Progress:
         """Shows a line of text."""
 
     def finished(self, summary: Mapping[str, Any], folder: Path) -> None:
-        """The run is over, and so is the display: its table."""
+        """The run and its display are over: prints the table."""
         print_summary(summary, folder)
 
     def phase(self, text: str) -> AbstractContextManager[None]:
-        """What goes on within a block, such as "starting Ray", is shown if it takes long."""
+        """Shows what happens in a block, such as "starting Ray", if that takes long."""
         return nullcontext()
 
     def phase_started(self, text: str) -> None:
-        """Begins a :meth:`phase` that :meth:`phase_ended` ends, for news from another process."""
+        """Begins a :meth:`phase` that :meth:`phase_ended` ends, for events in another process."""
         self.phase_ended()
         self._phase.enter_context(self.phase(text))
 
@@ -148,7 +148,7 @@ class Progress:
         self._phase.close()
 
     def _position(self, label: str | None = None) -> str:
-        """The round, of which 0 trains nothing, and what goes on in it."""
+        """The round (0 trains nothing) and what happens in it."""
         what = self.label if label is None else label
         if not self.round:
             return f"before training: {what}" if what else "before training"
@@ -162,7 +162,7 @@ class Progress:
         )
 
     def _ended(self, outcome: RoundOutcome, *replies: str) -> Iterator[str]:
-        """What came of a round, its seconds, if anything was timed, and when it virtually ended."""
+        """The results of a round, its seconds if it was timed, and its virtual time if any."""
         yield from (self._position(), *replies, _losses(outcome.loss), _scores(outcome.scores))
         if outcome.seconds:
             yield duration(outcome.seconds)
@@ -172,7 +172,7 @@ class Progress:
     def _time_left(self) -> str:
         if self._began is None or not self._finished:
             return ""
-        # Wall-clock, so that evaluation between the rounds counts.
+        # Wall-clock time, so that evaluation between the rounds counts.
         mean = (time.monotonic() - self._began) / self._finished
         left = mean * (self.rounds - self.round)
         return f"{duration(left)} left" if left > 0 else ""
@@ -188,7 +188,7 @@ class PlainProgress(Progress):
         self._round_began = self._last_line = time.monotonic()
 
     def round_started(self, round: int, cohort: int, label: str) -> None:
-        """Says what begins, until a round has ended and the time of one is known."""
+        """Says what begins, until a first round has ended and shown how long one takes."""
         super().round_started(round, cohort, label)
         self._round_began = self._last_line = time.monotonic()
         if not self._finished:  # nobody knows yet how long a round is
@@ -206,14 +206,14 @@ class PlainProgress(Progress):
         self._throttled(place, f"{done:,}/{total:,} images")
 
     def _throttled(self, *facts: str) -> None:
-        """A line, unless there was one within the last half minute."""
+        """Prints a line, unless there was one within the last half minute."""
         now = time.monotonic()
         if now - self._last_line >= PLAIN_INTERVAL:
             self._last_line = now
             self.message(_join(*facts, duration(now - self._round_began)))
 
     def round_finished(self, outcome: RoundOutcome) -> None:
-        """One line of all that is known of the round, and one for each dropped client."""
+        """One line with all that is known about the round, and one for each dropped client."""
         super().round_finished(outcome)
         self.phase_ended()
         self.message(_join(*self._ended(outcome, self._clients()), self._time_left()))
@@ -231,7 +231,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """Bars for rounds and clients with the latest metrics; evaluated rounds stay above as lines."""
+    """Bars for rounds and clients with the latest metrics; evaluated rounds remain as lines."""
 
     def __init__(self, rounds: int, console: Console, *, timed: bool = False) -> None:
         super().__init__(rounds)
@@ -252,7 +252,7 @@ class LiveProgress(Progress):
         streams = {sys.stdout: "stdout", sys.stderr: "stderr"}
         self._bars.start()  # from here on sys.stdout and sys.stderr write above the bars ...
         for handler in _stream_handlers():
-            if handler.stream in streams:  # ... and handlers that hold the old ones are moved over
+            if handler.stream in streams:  # ... and handlers that hold the old ones are redirected
                 self._streams.append((handler, handler.stream))
                 handler.setStream(getattr(sys, streams[handler.stream]))
         return self
@@ -309,7 +309,7 @@ class LiveProgress(Progress):
             yield
         finally:
             self._bars.remove_task(bar)
-            self._bars.refresh()  # else it is drawn once more below the next line
+            self._bars.refresh()  # otherwise it is drawn once more below the next line
 
 
 class JsonProgress(Progress):
@@ -327,7 +327,7 @@ class JsonProgress(Progress):
         self._print("round_finished", **replies, **outcome._asdict())
 
     def message(self, text: str) -> None:
-        """A line with what a person would read."""
+        """A line with the text that a person would read."""
         self._print("message", message=text)
 
     def phase_started(self, text: str) -> None:
@@ -344,7 +344,7 @@ class JsonProgress(Progress):
 
 
 def _now(timed: bool) -> str:
-    """What a line begins with."""
+    """The beginning of a line: the time of day, or nothing."""
     return time.strftime("%H:%M:%S ") if timed else ""
 
 

@@ -1,4 +1,4 @@
-"""How long a run will take and how much memory it needs, said once: as soon as that is known."""
+"""How long a run will take and how much memory it needs, shown once, as soon as that is known."""
 
 import math
 import time
@@ -7,18 +7,18 @@ from collections.abc import Callable, Collection, Iterator
 from orchestra_flwr.config import Config
 from orchestra_flwr.console.text import counted, duration
 
-SHORTEST, LONG = 60, 1800  # seconds: nothing is said below, and what would help is said above
-TRIED = 300  # seconds below which the first round soon tells more than steps that are tried
-SOON = 30  # seconds of a round from which its first clients tell how long it takes
-SLOW = 300  # seconds of a worker's first client, of which its start is no large part
+SHORTEST, LONG = 60, 1800  # seconds: below the first nothing is shown, above the second advice
+TRIED = 300  # seconds below which the first round soon tells more than trial steps
+SOON = 30  # seconds into a round after which its first clients show how long it takes
+SLOW = 300  # seconds of a worker's first client compared to which its start is short
 LARGE_IMAGES = 64  # pixels; larger ones are advised against where a run takes long
 
 
 def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
-    """How long training takes by steps that were tried before it; None of a run that is short.
+    """How long training takes, judging by trial steps before it; None for a short run.
 
     Args:
-        seconds: that all clients train in all rounds, if one after another.
+        seconds: of training of all clients in all rounds, one after another.
         workers: clients that are trained at the same time.
     """
     federation = config.federation
@@ -27,8 +27,8 @@ def first_estimate(config: Config, seconds: float, workers: int) -> str | None:
         return None
     advice = f"; {_fewer_pixels(config)}" if total >= LONG and _has_large_images(config) else ""
     return (
-        f"training takes about {duration(total)}, as a few steps that were tried take; evaluation "
-        f"is not counted{advice}"
+        f"training takes about {duration(total)}, judging by a few trial steps; evaluation is not "
+        f"included{advice}"
     )
 
 
@@ -37,7 +37,7 @@ def _has_large_images(config: Config) -> bool:
 
 
 def _fewer_pixels(config: Config) -> str:
-    # Small views of large images are for pretrained networks, of which not all weights are trained.
+    # Small views of large images are for pretrained networks, of which only a part is trained.
     key = (
         "image_size"
         if config.data.view_size == config.data.image_size
@@ -47,10 +47,10 @@ def _fewer_pixels(config: Config) -> str:
 
 
 class RunEstimate:
-    """From the first clients of the first round that trains, else from that whole round.
+    """An estimate from the first clients of the first round that trains, else from that round.
 
     Args:
-        cores: that are here for clients; 0 where clients are elsewhere.
+        cores: of this machine for clients; 0 where clients are elsewhere.
         workers: clients that are trained at the same time; None where that is not known.
         memory: bytes that the run's processes have taken so far, if they are here.
     """
@@ -89,9 +89,9 @@ class RunEstimate:
         self._began, self._done, self._seen = time.monotonic(), 0, 0
 
     def client_done(self, images: int) -> None:
-        """A client has answered: the second ones of the workers tell the pace, not the first.
+        """A client has answered; the workers' second clients show the pace, not the first.
 
-        These start the worker as well. Clients of more images take longer.
+        The first clients' times include the workers' start. Clients with more images take longer.
         """
         self._done += 1
         self._seen += images
@@ -107,7 +107,7 @@ class RunEstimate:
             self._say(spent / self._seen * self._images)
 
     def round_ended(self, seconds: float) -> None:
-        """The round is over, and took so long."""
+        """The round is over, and took `seconds`."""
         self._say(seconds)
 
     def _say(self, seconds: float) -> None:
@@ -126,7 +126,7 @@ class RunEstimate:
         )
 
     def _advice(self, total: float) -> Iterator[str]:
-        """What would take less time than so many seconds."""
+        """Advice on what would take less time than `total` seconds."""
         config = self._config
         limit = config.evaluation.limit or math.inf
         if self.evaluation * self._evaluations > total / 2 and limit > 1000:

@@ -32,17 +32,17 @@ class RunFolder:
     Attributes:
         path: the folder.
         checkpoint: the folder of the checkpoint; made by the first one that is saved.
-        frozen: the weights that nobody trains, if there are any.
+        frozen: the file of the weights that nobody trains, if there are any.
         clients: the state that simulated clients store between rounds, if their policy stores any.
         encoder: the weights of the encoder that the run saves.
         encoders: the encoders of a run with several models, by the models' names.
         metrics: one JSON record a line, in the order of the rounds.
-        set_aside: the records of rounds that the run went back behind.
+        set_aside: the records of rounds that were undone when the run went back.
         summary: the final results.
-        lock: the file whose descriptor holds the folder's lock; None: it is not locked by this.
+        lock: the file whose descriptor holds the folder's lock; None: this object holds none.
         note: a line for a person about what was done to the folder; "": nothing.
         plugins: the users' packages of the run.
-        program: what a user types before the keys of the run; "": it is one from Python.
+        program: what a user types before the keys of the run; "": it was started from Python.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RunFolder:
         """Makes the folder of a new run and writes `config.yaml`.
 
         It is `config.run_dir`, else `<outputs>/<config.name>/<YYYY-mm-dd_HH-MM-SS>`, with -2, -3
-        ... where runs start in the same second. Nothing that exists is written over.
+        ... where runs start in the same second. Nothing that exists is overwritten.
 
         Raises:
             ConfigError: `run_dir` is a file, is not empty or cannot be made.
@@ -121,11 +121,11 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: str | Path, round_: int | None = None) -> Self:
-        """The folder of a run that was started, with what its checkpoint needs.
+        """The folder of a run that was started before, once it fits its checkpoint.
 
         Args:
-            round_: the run is to go on after this round; those after it are set aside. None: after
-                the last one.
+            round_: the run continues after this round; later ones are set aside. None: after the
+                last one.
 
         Raises:
             ConfigError: there is no run in `path`, a file in it is damaged, or was changed since
@@ -139,7 +139,7 @@ class RunFolder:
 
     @classmethod
     def _checked(cls, path: str | Path, round_: int | None) -> tuple[Self, Path | None]:
-        """A folder whose run can go on, and the checkpoint of an earlier round, if one is asked."""
+        """A folder whose run can continue, and an earlier round's checkpoint, if asked for."""
         folder = cls(Path(path))
         if not (folder.path / "config.yaml").is_file():
             raise ConfigError(f"resume={path}: no run folder (it holds no config.yaml)")
@@ -147,7 +147,7 @@ class RunFolder:
         check_folder(folder.path, *([] if earlier is None else [f"checkpoint/{earlier.name}"]))
         try:
             folder.read_metrics()
-        except ValueError as error:  # in what the checkpoint has not seen, or of an earlier version
+        except ValueError as error:  # in lines after the checkpoint, or of an earlier version
             raise ConfigError(f"{error}; remove it, or start a new run") from None
         return folder, earlier
 
@@ -167,7 +167,7 @@ class RunFolder:
         return earlier_path(self.checkpoint, round_)
 
     def _check_end(self, rounds: int, round_: int | None) -> None:
-        """Refuses fewer rounds than planned, unless the run ends where it is or goes back to."""
+        """Refuses fewer rounds than planned, unless the run ends at its present or asked round."""
         done, planned = self.done if round_ is None else round_, _planned_rounds(self.path)
         if done != rounds < planned:
             here = f"{done}, to end the run where it is, or " if 0 < done < planned else ""
@@ -177,7 +177,7 @@ class RunFolder:
             )
 
     def _go_back(self, round_: int) -> None:
-        """Makes a round the last one. What came after it is set aside, then forgotten."""
+        """Makes a round the last one; sets aside the records of later rounds."""
         later = [line for line, record in self._lines() if record["round"] > round_]
         if later:
             append_durably(self.set_aside, b"".join(later))
@@ -196,7 +196,7 @@ class RunFolder:
         return -1
 
     def how_to_continue(self, round_: int | None = None) -> str:
-        """A line for a person, or a shell; with a round, after which the run is to go on."""
+        """A line for a person or a shell; `round_`: the round after which to continue."""
         keys = [f"resume={self.path}"]
         keys += [] if round_ is None else [f"resume_round={round_}"]
         keys += [f"plugins=[{','.join(self.plugins)}]"] if self.plugins else []
@@ -214,7 +214,7 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """What pictures call the run: the names of its folder and of the one around it."""
+        """The run's name in figures: the names of its folder and of the one around it."""
         return "/".join(self.path.resolve().parts[-2:])
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
@@ -290,7 +290,7 @@ def _for_this_process(path: Path, key: str) -> Iterator[IO[bytes]]:
 
 
 def _check_place(run_dir: str | None, path: Path) -> None:
-    """Refuses a folder that holds something or cannot be made; None: a folder below `path`."""
+    """Refuses a folder that is not empty or cannot be made; None: a folder below `path`."""
     used = (path / LOCK).is_file()  # otherwise locking would leave a trace
     with _for_this_process(path, f"run_dir={path}") if used else nullcontext():
         if path.is_dir():
@@ -312,7 +312,7 @@ def _begin(path: Path, config: Config) -> None:
 
 
 def _check_empty(path: Path, run_dir: str | None) -> None:
-    """Refuses a run's own folder that holds something; None: it will be made."""
+    """Refuses a run's own folder that is not empty; None: it will be made."""
     if run_dir is None:
         return
     try:
@@ -332,9 +332,9 @@ def _planned_rounds(path: Path) -> int:
 
 
 def _write_more_rounds(path: Path, rounds: int) -> None:
-    """A run that is resumed with more rounds has them from now on, however often it is resumed.
+    """Stores the number of rounds of a run that is resumed with more, for all later resumes.
 
-    One that ends earlier can still go on: its learning rates are those of the rounds planned.
+    A run that ends early can still continue: its learning rates are for the planned rounds.
     """
     file = path / "config.yaml"
     if _planned_rounds(path) < rounds:

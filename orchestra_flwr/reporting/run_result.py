@@ -51,10 +51,10 @@ class RoundMetrics:
 
 
 class Result:
-    """A run folder, read when it is asked for.
+    """A run folder, read on demand.
 
     Args:
-        folder: that of any run, also of one that was started on a command line.
+        folder: of any run, including runs started on a command line.
 
     Raises:
         FileNotFoundError: there is no run in it.
@@ -116,7 +116,7 @@ class Result:
         except ImportError:
             raise ImportError(
                 "frame(): pandas is not installed; pip install 'orchestra-flwr[notebook]', "
-                "or use metrics, which has the same as objects"
+                "or use metrics, which has the same numbers as objects"
             ) from None
         rounds: dict[int, dict[str, Any]] = {}
         for record in self._records():
@@ -139,10 +139,10 @@ class Result:
         return curves_figure(self._records(), self.name)
 
     def plot_partition(self) -> Figure:
-        """Which client holds how many images of which class; a notebook shows it.
+        """How many images of each class each client holds; a notebook shows it.
 
         Raises:
-            FileNotFoundError: the run's clients are real ones, whose images nobody knows.
+            FileNotFoundError: the run's clients are real ones, whose images are not known.
         """
         facts = read_json(self.folder / "partition.json")
         counts = np.array(list(facts["clients"].values()))
@@ -153,7 +153,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """What pictures call the run."""
+        """The run's name in figures."""
         return RunFolder(self.folder).label
 
     def __str__(self) -> str:

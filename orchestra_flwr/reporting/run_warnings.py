@@ -1,4 +1,4 @@
-"""What a person should know of a run that went wrong without an error: one line for each fault."""
+"""Warnings about a run that went wrong without an error: one line for each fault."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,7 +65,7 @@ def _at_chance(records: Sequence[Mapping[str, Any]], chance: Mapping[str, float]
         if len(losses) >= MIN_ROUNDS and lowest >= level:
             knob = "a smaller" if lowest > 1.05 * level else "another"
             lines.append(
-                f"the {name} loss stays at chance ({lowest:.3f}, where nothing learned gives "
-                f"{level:.3f}): try {knob} training.lr, or more training.local_epochs"
+                f"the {name} loss stays at chance ({lowest:.3f}, and {level:.3f} without any "
+                f"learning): try {knob} training.lr, or more training.local_epochs"
             )
     return lines

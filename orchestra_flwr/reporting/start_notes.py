@@ -1,4 +1,4 @@
-"""What a person should know of a run's images and network before it begins."""
+"""Notes on a run's images and network before it begins."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from orchestra_flwr.data import Dataset, shrink_warning
 
 
 def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Iterator[str]:
-    """One line for each.
+    """One line for each note.
 
     Args:
         dataset: the images that encoders are evaluated with, if any.
@@ -47,7 +47,7 @@ def _images(config: Config) -> str:
 
 
 def _image_size(config: Config) -> str:
-    """The size of images and how it came about."""
+    """The images' size and scaling, and those that the pretrained network expects."""
     size, by = config.data.image_size, config.data.normalise
     line = f"images: {size} x {size} pixels (data.image_size), data.normalise={by}"
     expected = config.model.plugin.trained_on(config.model)
@@ -57,6 +57,6 @@ def _image_size(config: Config) -> str:
         return f"{line}, as the pretrained network expects"
     pixels = f"{expected.size} x {expected.size} pixels" if expected.size != size else ""
     scale = f"data.normalise={expected.normalise}" if expected.normalise != by else ""
-    loss = ", and may lose more by fewer than training brings" if expected.size > size else ""
+    loss = ", and may lose more with fewer than training gains" if expected.size > size else ""
     different = ", ".join(filter(None, (pixels, scale)))
     return f"{line}; the pretrained network expects {different}{loss}"

@@ -23,14 +23,14 @@ from orchestra_flwr.console.text import (
 )
 
 SCORES = (("kNN", "knn"), ("linear probe", "linear"))
-SEVERAL_LABELS = (("mAP", "map"),)  # in their place where images have several labels
-ASKED_FOR = (  # shown where there are any
+SEVERAL_LABELS = (("mAP", "map"),)  # in place of SCORES where images have several labels
+ASKED_FOR = (  # shown where present
     ("linear probe, 10 % of the labels", "linear_10"),
     ("linear probe, 1 % of the labels", "linear_1"),
     ("linear probe, clients' labels", "linear_labelled"),
     ("classifier itself", "accuracy"),
 )
-LABEL_FREE = (  # by name, short enough for a terminal, and where they stand in a summary
+LABEL_FREE = (  # names, short enough for a terminal, and their keys in a summary
     ("effective rank", ("effective_rank",)),
     (SCORE, ("score",)),
     ("effective rank, clients", ("unsupervised", "effective_rank")),
@@ -48,8 +48,8 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
     """Scores before and after training, accuracies in percent; missing ones are shown as "-".
 
     Both have the shape of `summary.json`: `knn` and `linear` of the saved `backbone`, and those of
-    any other one under its name, as fractions. Scores without labels are those of the saved one
-    alone, where they were asked for. The table is ASCII and valid Markdown.
+    any other backbone under its name, as fractions. Scores without labels are of the saved one
+    alone, if they were asked for. The table is ASCII and valid Markdown.
     """
     table = Table(box=box.MARKDOWN)
     table.add_column("score")
@@ -87,7 +87,7 @@ def print_summary(
 ) -> None:
     """Prints the table, the cost of the run, and on the last line its folder.
 
-    Anything may be missing in the contents of `summary.json`.
+    Any key of `summary.json` may be missing.
     """
     console = console or Console()
     table = scores_table(summary.get("untrained") or {}, summary)
@@ -110,7 +110,7 @@ def print_summary(
 
 
 def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]:
-    """Where nothing could be evaluated with labels: why, and what can be done with the encoder."""
+    """Why nothing was evaluated with labels, and what can be done with the encoder."""
     here = shlex.quote(str(folder))
     return (
         f"The encoder is trained and saved, but not evaluated with labels: "
@@ -126,7 +126,7 @@ def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]
 
 
 def privacy_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What is guaranteed of that which left the clients, a line for each kind of it."""
+    """The guarantees for what left the clients, a line for each kind of data."""
     lines = (_anonymity(summary), _releases(summary), _updates(summary))
     return [line for line in lines if line]
 
@@ -145,7 +145,7 @@ def _other_statistics(summary: Mapping[str, Any]) -> str:
 
 
 def _kept(summary: Mapping[str, Any]) -> str:
-    """Which round's encoder is saved, where that need not be the last one's."""
+    """Which round's encoder is saved, if that need not be the last one's."""
     round_, rounds = summary.get("kept_round"), summary.get("rounds")
     if round_ is None:
         return ""
@@ -175,12 +175,12 @@ def _own_classes(summary: Mapping[str, Any]) -> str:
 
 
 def _worst(of_clients: Mapping[str, Any]) -> str:
-    """Of fewer than twenty clients the worst tenth is one; old summaries do not say how many."""
+    """The worst tenth of fewer than twenty clients is one; old summaries lack the number."""
     return "worst client" if of_clients.get("clients", 20) < 20 else "worst tenth"
 
 
 def _deviation(of_clients: Mapping[str, Any]) -> str:
-    """Between clients; summaries of earlier versions have none."""
+    """The deviation between clients; summaries of earlier versions have none."""
     return f", deviation {percent(of_clients['std'])}" if "std" in of_clients else ""
 
 
@@ -192,13 +192,13 @@ def _drift(summary: Mapping[str, Any]) -> str:
 
 
 def _has_accuracies(summary: Mapping[str, Any]) -> bool:
-    """Whether the run has any, or at least could have had some."""
+    """Whether the run has accuracies, or at least could have had some."""
     scored = any(_is_scores(value) for value in (summary, *summary.values()))
     return scored or not summary.get("not_evaluated")
 
 
 def _is_scores(value: Any) -> bool:
-    """Whether these are a backbone's scores; those of clients' own models are no numbers."""
+    """Whether these are a backbone's scores; those of clients' own models are not numbers."""
     keys = [key for _, key in SCORES + SEVERAL_LABELS]
     scores = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
     return any(isinstance(score, float) for score in scores)
@@ -217,7 +217,7 @@ def _cost(summary: Mapping[str, Any]) -> str:
 
 
 def _released(summary: Mapping[str, Any]) -> str:
-    """What clients sent beside their encoders; version 0.1 knew nothing but centroids."""
+    """What clients sent beside their encoders; in version 0.1 it was always centroids."""
     return str(summary.get("released", "centroids"))
 
 

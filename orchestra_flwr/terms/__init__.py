@@ -14,13 +14,13 @@ class Term(nn.Module, Plugin, ABC):
     """A part of the loss; its weight is `terms.<name>.weight`, and at 0 nothing is built.
 
     Class attributes:
-        Settings: its own options under `terms.<name>.`, but for the weight.
+        Settings: its own options under `terms.<name>.`, without the weight.
         needs_received: whether :meth:`start_round` needs the state as received.
 
     Args:
         settings: its own options, checked.
         config: of the run.
-        method: that is trained; its modules are not the term's.
+        method: the one that is trained; its modules are not the term's.
 
     Attributes:
         settings: as above.
@@ -51,16 +51,16 @@ class Term(nn.Module, Plugin, ABC):
         """This term's scalar, before it is weighted.
 
         Args:
-            method: that is being trained.
+            method: the one that is being trained.
             batch: of the step.
-            step: the method's own losses and features of it.
+            step: the method's own losses and features of this batch.
         """
 
     def measures(self, method: Method, step: Step, loss: Tensor) -> Mapping[str, Tensor]:
         """Named scalars to be recorded, of a client's first step in a round.
 
         Args:
-            method: that is being trained.
+            method: the one that is being trained.
             step: as for :meth:`loss`.
             loss: what :meth:`loss` returned for it.
         """

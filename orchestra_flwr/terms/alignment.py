@@ -64,7 +64,7 @@ class Alignment(Term):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses BatchNorm statistics of no images: the received model is in evaluation mode."""
+        """Refuses received models without BatchNorm statistics, which evaluation mode needs."""
         weight = config.terms["alignment"].weight
         if weight > 0:
             check_statistics(config, f"terms.alignment.weight={weight:g}")
@@ -99,7 +99,7 @@ class Alignment(Term):
 
 
 def _as_received(method: Method, part: str, received: Received) -> nn.Module:
-    """A copy of a module with the received weights, and the client's where none were received."""
+    """A copy of a module with the received weights, or the client's where none were received."""
     assert received.state is not None
     module = copy.deepcopy(method.get_submodule(part)).requires_grad_(False)
     with torch.no_grad():

@@ -4,7 +4,7 @@
 By the chain rule I(z1; z2) = I(z1; z2 | s) + I(z1; s) - I(z1; s | z2), with views z1 and z2 and
 the client s. A contrastive loss within a client bounds the first part. With a classifier r(s | z)
 of the clients the rest is at least E log r(s | z1) + E log r(s | z2) + H(s) (Lemmas 2.1 and 2.2),
-whose negative, but for the constant H(s), is this term.
+whose negative, apart from the constant H(s), is this term.
 
 The paper's appendix does not say how the head's 128 outputs become logits of clients. Here they are
 cosines to one row of weights for each client, without biases, and a client trains its own row only:
@@ -122,12 +122,12 @@ class Verification(Term):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses fewer rows than clients, and rows that a sum would not hide."""
+        """Refuses fewer rows than clients, and rows that a secure sum would not hide."""
         term, clients = config.terms["verification"], config.federation.clients
         if term.weight > 0 and config.privacy.secure_aggregation and term.settings.rows == "own":
             raise ValueError(
                 "terms.verification.rows=own: must be fixed with privacy.secure_aggregation=true, "
-                "a row that one client alone changes stands in the sum as it is"
+                "because the sum reveals a row that one client alone changes"
             )
         capacity = term.settings.capacity
         if term.weight > 0 and capacity is not None and capacity < clients:
@@ -145,7 +145,7 @@ class Verification(Term):
         """Stores the client's row, the number of rows in use, and the received rows.
 
         Raises:
-            ValueError: the client has no number, or none of the rows.
+            ValueError: the client has no number, or there is no row for it.
         """
         if received.index is None:
             raise ValueError(
@@ -186,7 +186,7 @@ class Verification(Term):
         predicts that client for any image.
         """
         measures = {"verification": loss.detach()}
-        # Where the term leaves images out, the two losses are not of the same ones.
+        # Where the term leaves images out, the two losses are not of the same images.
         if isinstance(method, BoundsInformation) and not self._unlabelled_only:
             entropy = self.population.log().squeeze()
             measures["information"] = method.information(step) - loss.detach() + entropy

@@ -1,7 +1,7 @@
 """Clients of one process that train at the same time: a thread each, on a GPU a stream each.
 
 A step of a small batch leaves a large GPU idle most of the time; steps of several clients fill it.
-Each client computes what it computes alone, to the same bits.
+Each client computes the same bits as it would alone.
 """
 
 import threading
@@ -16,7 +16,7 @@ _THREAD = threading.local()
 
 @contextmanager
 def client_threads(count: int, device: torch.device) -> Iterator[ThreadPoolExecutor]:
-    """Threads for `count` clients; at the end what was not begun is dropped, the rest waited for.
+    """Threads for `count` clients; on exit drops work that has not begun and waits for the rest.
 
     Args:
         count: threads, at least 1.
@@ -34,7 +34,7 @@ def is_beside_others() -> bool:
 
 
 def _begin(device: torch.device) -> None:
-    """Has all that this thread computes on a GPU wait for nobody else's."""
+    """Gives the thread a stream of its own on a GPU, which waits for no other thread's work."""
     _THREAD.beside_others = True
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

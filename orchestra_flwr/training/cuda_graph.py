@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_ONE_CAPTURE = threading.Lock()  # torch's own generator takes part in each, and only in one at once
+_ONE_CAPTURE = threading.Lock()  # torch's default generator takes part in all, in one at a time
 _OF_THREAD = threading.local()
 
 
 class CapturedStep:
-    """Runs a step on a GPU: its first calls plainly, later ones as a captured graph.
+    """Runs a step on a GPU: its first calls eagerly, later ones as a captured graph.
 
     Launching the kernels of a small batch takes longer than running them. Each size of batch has a
-    graph of its own; a client's batches have at most two sizes. The first batch of a size is taken
-    plainly: libraries choose their algorithms in it, and buffers are made.
+    graph of its own; a client's batches have at most two sizes. The first batch of a size runs
+    eagerly: libraries choose their algorithms in it, and buffers are made.
 
     Args:
         step: takes the (B,) rows of a batch. Its kernels depend on B alone, not on values, and it
@@ -54,19 +54,19 @@ class CapturedStep:
 
 
 class _Recorder:
-    """Records a thread's graphs, one after the other, of which one at a time is replayed.
+    """Records a thread's graphs, which are captured and replayed one at a time.
 
-    All have the same memory. With its own each would wait for the driver, for dozens of pieces.
+    They share one memory pool. With pools of their own, each would wait for the driver to allocate.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._memory = torch.cuda.graph_pool_handle()
-        self._keeper = torch.cuda.CUDAGraph()  # torch forgets memory that is no graph's
+        self._keeper = torch.cuda.CUDAGraph()  # torch forgets a pool that no graph uses
         self.record(self._keeper, lambda: torch.zeros(1, device=device))
 
     def record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
-        """Has a graph hold what `work` does on the current GPU."""
+        """Captures in a graph what `work` does on the current GPU."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         # Not by `torch.cuda.graph`, which waits for the whole GPU and gives its free memory back:
@@ -81,7 +81,7 @@ class _Recorder:
 
 
 def _recorder(device: torch.device) -> _Recorder:
-    """This thread's."""
+    """This thread's recorder for a device."""
     recorders: dict[torch.device, _Recorder] = _OF_THREAD.__dict__.setdefault("recorders", {})
     if device not in recorders:
         recorders[device] = _Recorder(device)

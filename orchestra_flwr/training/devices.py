@@ -11,10 +11,10 @@ from orchestra_flwr.config import ConfigError
 
 @contextmanager
 def torch_threads(count: int | None = None) -> Iterator[None]:
-    """Runs a block with so many CPU threads (None: all that this process may use).
+    """Runs a block with `count` CPU threads (None: all that this process may use).
 
-    The number of threads decides the order in which floats are added: a client always computes
-    with `training.threads`, so that its bits do not depend on the engine that runs it.
+    The number of threads decides the order in which floats are added. A client therefore always
+    computes with `training.threads`: its bits do not depend on the engine that runs it.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(count or usable_cpus())

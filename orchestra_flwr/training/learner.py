@@ -50,7 +50,7 @@ class Learner(nn.Module):
         self._shared_with: dict[str, str] = {}
 
     def override_roles(self, override: RoleOverride | None) -> None:
-        """Adds a function that changes roles by full names, after earlier ones; None: no change."""
+        """Adds a function that changes roles by full name, after earlier ones; None: no change."""
         if override is not None:
             self._overrides.append(override)
             self._roles.clear()
@@ -58,8 +58,8 @@ class Learner(nn.Module):
     def adapt(self, adaptation: Adaptation, seed: int) -> None:
         """Freezes what an adaptation does not train, in all backbones, and adds what it does.
 
-        Other backbones than the trained one, such as targets, share its frozen tensors from now on:
-        they stand in the state once, under its name.
+        Other backbones, such as targets, share the trained one's frozen tensors from now on: the
+        state holds these once, under its name.
 
         Raises:
             ConfigError: the adaptation does not fit the backbone, or clients share nothing that it
@@ -84,7 +84,7 @@ class Learner(nn.Module):
         self.override_roles(lambda name, role: Role.FROZEN if name in frozen else role)
         if not any(self.role(name) is Role.SHARED for name in self.trained()):
             raise ConfigError(
-                "adaptation: nothing is left to train that clients share, the method has no head, "
+                "adaptation: nothing is left to train that clients share: the method has no head, "
                 "or each client has its own"
             )
 
@@ -94,7 +94,7 @@ class Learner(nn.Module):
         Raises:
             ValueError: the tensor has no role.
         """
-        if name in self._roles:  # all are asked for several times in each round
+        if name in self._roles:  # each role is looked up several times in a round
             return self._roles[name]
         if name.startswith(TERMS):
             term, _, own_name = name.removeprefix(TERMS).partition(".")
@@ -146,12 +146,12 @@ class Learner(nn.Module):
     def loss(
         self, batch: Batch, *, measured: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Named scalar parts, whose sum is minimised, and if `measured` what is recorded of them.
+        """Named scalar parts, whose sum is minimised, and if `measured` the measures to record.
 
-        Terms' parts are weighted, and named like them.
+        Each term's part is weighted and has the term's name.
 
         Raises:
-            ValueError: a term is called like a part of the method's loss.
+            ValueError: a term has the name of a part of the method's loss.
         """
         step = self.method.loss(batch)
         losses = dict(step.losses)
@@ -179,14 +179,14 @@ class Learner(nn.Module):
         return {full_name(name): tensor for name, tensor in own}
 
     def _share(self) -> None:
-        """Puts tensors of the trained backbone in the places of those that are equal to them."""
+        """Puts tensors of the trained backbone in place of other backbones' equal ones."""
         for name, source in self._shared_with.items():
             (path, _, own), (of, _, its) = name.rpartition("."), source.rpartition(".")
             module, shared = self.get_submodule(path), getattr(self.get_submodule(of), its)
             (module._parameters if own in module._parameters else module._buffers)[own] = shared
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Moves it to another device, where buffers are shared as before."""
+        """Moves it to another device, where tensors are shared as before."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._share()
         return self
@@ -228,7 +228,7 @@ def build_learner(
 
 
 def _by_batch_norm(policy: BatchNormPolicy, learner: Learner) -> RoleOverride:
-    """The roles of BatchNorm's shared tensors; refuses to keep what is not there."""
+    """The roles of BatchNorm's shared tensors; refuses to keep BatchNorm where there is none."""
     changed = {full_name(name): Role.LOCAL for name in policy.kept_by_clients(learner)}
     changed |= {full_name(name): Role.SERVER for name in policy.only_sent_down(learner)}
     return lambda name, role: changed.get(name, role) if role is Role.SHARED else role

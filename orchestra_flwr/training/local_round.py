@@ -57,14 +57,14 @@ def train_round(
         seed: the client's randomness.
         labels: (n,) int64 classes of the images, UNLABELLED where none is known; only methods that
             learn from labels see them.
-        contribute: false: arrays without rows are contributed.
+        contribute: false: the contribution has arrays without rows.
         received: what the client knows when the round starts; None: the seed's client and round,
             without the received state.
-        optimizer_state: what the optimizer goes on from; None: it starts anew.
+        optimizer_state: the state from which the optimizer continues; None: it starts anew.
 
     Raises:
         TrainingError: the loss is not finite at the end of the round.
-        ValueError: labels, or the state as received, are needed and are missing.
+        ValueError: labels, or the state as received, are needed but missing.
     """
     if not sees_labels(config):
         labels = None
@@ -165,5 +165,5 @@ def _epochs(
     size, drop_last, shuffle = training.batch_size, training.drop_last, seed.generator("shuffle")
     for _ in range(epochs):
         batches = epoch_batches(len(images), size, shuffle, drop_last=drop_last)
-        rows = torch.cat(batches).to(images.device)  # at once: a copy a step makes the host wait
+        rows = torch.cat(batches).to(images.device)  # one copy; one a step makes the host wait
         yield list(torch.split(rows, [len(batch) for batch in batches]))

@@ -1,7 +1,7 @@
-"""What of a run's model can be refused before images are read.
+"""Refuses a run's model, as far as possible, before images are read.
 
-A part of it that is of a user's package is tried on random images: a slip in it would else be an
-error of every client in the first round, mostly at a line of this package.
+Parts from a user's package are tried on random images. Otherwise a mistake in one would fail every
+client in the first round, mostly at a line of this package.
 """
 
 import math
@@ -38,11 +38,11 @@ IMAGES = 4
 
 
 class _BrokenContractError(Exception):
-    """What a plug-in does that its base class does not allow."""
+    """A plug-in does something that its base class does not allow."""
 
 
 def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
-    """Refuses a model that memory cannot hold, that cannot be built, or breaks its contract.
+    """Refuses a model that memory cannot hold, that cannot be built, or that breaks its contract.
 
     Raises:
         ConfigError: says why in one line.
@@ -75,7 +75,7 @@ def _named(choices: str) -> Iterator[None]:
 
 
 def _check_view_size(learner: Learner, config: Config, channels: int) -> None:
-    """Refuses a network of one size of images alone, where views are smaller than images."""
+    """Refuses a network that takes no images of the views' size, if that is not the images' own."""
     size = config.data.view_size
     if size == config.data.image_size:
         return
@@ -87,7 +87,7 @@ def _check_view_size(learner: Learner, config: Config, channels: int) -> None:
     except Exception as error:  # of networks of any library
         raise ConfigError(
             f"data.augmentation.view_size={size}: the network takes no images of this size "
-            f"({describe(error)}); data.augmentation.view_size=null trains on whole ones"
+            f"({describe(error)}); data.augmentation.view_size=null trains on views of full size"
         ) from error
 
 
@@ -102,10 +102,10 @@ def _check_parts(method: Method) -> None:
 
 
 def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
-    """Takes a step on random images, and looks at what backbones, loss and terms return.
+    """Takes a step on random images, and checks what backbones, loss and terms return.
 
-    A method whose loss needs what a server makes of clients' contributions, or a file of each
-    client's own, is not tried.
+    A method is not tried if its loss needs a state that a server makes from clients' contributions,
+    or a file of each client's own.
     """
     method, release = learner.method, release_of(config)
     if isinstance(method, ChecksClients) or (release is not None and not release.first_round):
@@ -122,7 +122,7 @@ def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
     if not torch.equal(torch.get_rng_state(), before):
         raise _BrokenContractError(
             "it draws from torch's global random numbers (torch.rand without a generator, or "
-            "dropout): draw from batch.generator, else the same seed does not give the same bits"
+            "dropout): draw from batch.generator, or the same seed does not give the same bits"
         )
 
 
@@ -168,7 +168,7 @@ def _check_losses(losses: Mapping[str, Any]) -> None:
 
 
 def _check_sequence(values: Any, kind: type, what: str) -> None:
-    """One object of a kind at least; a tensor is no sequence of tensors."""
+    """Requires a sequence of one or more objects of a kind; a tensor is no sequence of tensors."""
     is_sequence = isinstance(values, Sequence) and len(values) > 0
     _require(is_sequence, f"{what} must be a sequence of {kind.__name__} objects", values)
     for value in values:

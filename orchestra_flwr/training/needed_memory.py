@@ -6,7 +6,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.training.learner import build_learner
 
-COPIES = 3  # the state, as it was received, and its gradients; the optimizer has more
+COPIES = 3  # the state, the state as received, and gradients; the optimizer adds its own
 
 
 def check_memory(config: Config, channels: int) -> None:
@@ -24,6 +24,6 @@ def check_memory(config: Config, channels: int) -> None:
         raise ConfigError(
             f"model.width={config.model.width}: with "
             f"model.projector_dim={config.model.projector_dim}{heads} the state has {numbers:,} "
-            f"numbers, to train it takes {needed / 1e9:,.0f} GB, and this machine has "
+            f"numbers; training it takes {needed / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.1f} GB"
         )

@@ -16,7 +16,7 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Freed memory stays with this process until :func:`return_freed_memory`.
+    """Keeps freed memory with this process until :func:`return_freed_memory`.
 
     Every step allocates the same activations; fetching their pages anew costs a tenth of a step.
     """
@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Gives all freed memory back: to the system, and to a GPU's other processes.
 
-    Not beside other threads' clients, who would all wait for it, and take it again at once.
+    Does nothing while other threads train clients: all would wait, and allocate it again at once.
     """
     if is_beside_others():
         return

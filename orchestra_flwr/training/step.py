@@ -56,7 +56,7 @@ class BatchMaker:
         return self._batch(rows, views.images, views.rotations)
 
     def in_steps(self, batches: Sequence[Tensor]) -> Iterable[Tensor]:
-        """For each of these (B,) batches of images in turn, what makes it when it is called."""
+        """For each of these (B,) batches of images in turn, the argument of its call."""
         return batches
 
     def _views(self, rows: Tensor) -> Views:
@@ -73,7 +73,7 @@ class BatchMaker:
 
 
 def _recipes(method: Method, config: Config) -> list[Recipe]:
-    """The augmentation of each view as the method or `method.views` says, fit for the images."""
+    """The augmentation of each view by the method or `method.views`, adapted to the images."""
     recipes: Sequence[Recipe] = method.recipes()
     if config.method.views == "plain":
         recipes = [recipe.plain() for recipe in recipes]
@@ -90,7 +90,7 @@ class LocalStep:
         config: `optimizer`, `schedule` and `training` (`lr`, `precision`).
 
     Attributes:
-        optimizer: new.
+        optimizer: newly built.
     """
 
     def __init__(self, learner: Learner, batch_of: BatchMaker, config: Config) -> None:

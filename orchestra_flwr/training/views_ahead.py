@@ -13,15 +13,15 @@ MAX_BYTES = 1 << 25  # of views that are made at once; those of one batch may ha
 
 
 def images_at_once(views: int, channels: int, side: int) -> int:
-    """Of how many images so many float32 views, of a height and width in pixels, are made."""
+    """How many images get their float32 views, each `side` pixels high and wide, at once."""
     return MAX_BYTES // (4 * views * channels * side**2)
 
 
 class ViewsAhead(BatchMaker):
     """Makes the views of several batches, of a small client's whole epoch, at once.
 
-    To augment a batch takes hundreds of kernels, and to augment many no more; a small kernel leaves
-    a large GPU idle. Steps read their views from the same memory each time, as a
+    Augmenting one batch takes hundreds of kernels, and augmenting many takes no more; a small
+    kernel leaves a large GPU idle. Steps read their views from the same memory each time, as a
     captured step must.
     """
 
@@ -30,13 +30,13 @@ class ViewsAhead(BatchMaker):
         self._kept: list[Tensor] = []  # rows, views (n, H, W, C) and rotations, by place
 
     def in_steps(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The (B,) places of each batch's images among those whose views are made by then.
+        """The (B,) places of each batch's images among those whose views are ready.
 
         Args:
-            batches: no larger, and no more, than those of the first call.
+            batches: no larger and no more numerous than those of the first call.
         """
         most = images_at_once(len(self._recipes), self._images.shape[1], self._view_size)
-        count = max(1, most // len(batches[0]))  # the largest
+        count = max(1, most // len(batches[0]))  # the first batch is the largest
         for first in range(0, len(batches), count):
             together = batches[first : first + count]
             rows = torch.cat(list(together))
@@ -45,7 +45,7 @@ class ViewsAhead(BatchMaker):
             yield from torch.split(places, [len(batch) for batch in together])
 
     def __call__(self, places: Tensor) -> Batch:
-        """The batch at these places, which :meth:`in_steps` has yielded last."""
+        """The batch at these places, the last ones that :meth:`in_steps` has yielded."""
         rows, *chosen = (kept.index_select(0, places) for kept in self._kept)
         views, turns = chosen[: len(self._recipes)], iter(chosen[len(self._recipes) :])
         rotations = tuple(next(turns) if recipe.rotate else None for recipe in self._recipes)
@@ -54,7 +54,7 @@ class ViewsAhead(BatchMaker):
     def _keep(self, rows: Tensor) -> None:
         """Makes the views of the (n,) chosen images."""
         views = self._views(rows)
-        # Channels last, as networks take them: a step has no copy to make.
+        # Channels last, as networks take them: a step need not copy them.
         images = [view.permute(0, 2, 3, 1) for view in views.images]
         made = [rows, *images, *(turns for turns in views.rotations if turns is not None)]
         if not self._kept:

@@ -19,8 +19,8 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
         begun: whether the run is resumed: its state is in the checkpoint, nothing is loaded here.
 
     Raises:
-        ConfigError: it cannot be built, the model's weights cannot be had, or `init` is no encoder
-            or one of another kind than the run's; there are no statistics to be frozen.
+        ConfigError: it cannot be built, the model's weights cannot be loaded, `init` is no encoder
+            or one of another kind than the run's, or there are no statistics to freeze.
     """
     if begun:
         return build_learner(config, channels)
@@ -41,7 +41,7 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
 
 
 def begins_trained(config: Config) -> bool:
-    """Whether a run begins with weights that were trained before, not with random ones."""
+    """Whether a run begins with weights that were trained before rather than random ones."""
     return config.init is not None or bool(config.model.first_weights)
 
 

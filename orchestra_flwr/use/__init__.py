@@ -1,1 +1,1 @@
-"""What a saved encoder is used for: embeddings of images, a page of them, labels from a few."""
+"""Uses of a saved encoder: embeddings of images, a page of them, labels for all from a few."""

@@ -1,4 +1,4 @@
-"""`orchestra-compare`: did training help, on images of one's own."""
+"""`orchestra-compare`: whether training helped, on images of one's own."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -85,8 +85,8 @@ def run_compare(config: CompareConfig) -> None:
 def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], Encoder]:
     """The encoder that `before` names, or that the run of `after` began with.
 
-    Initial BatchNorm statistics are of no images: those of the compared images, which the result
-    takes, take their place.
+    Initial BatchNorm statistics are of no images: statistics of the compared images replace them,
+    when the returned function gets these.
     """
     if config.before is not None:
         encoder = pretrained_encoder(
@@ -115,7 +115,7 @@ def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], E
 
 
 def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | None:
-    """Of each labelled image its class, by the printed name of its file."""
+    """The class of each labelled image, by the printed name of its file."""
     if config.labels is None:
         return None
     if config.labels == FOLDERS:
@@ -148,7 +148,7 @@ def _images(
             "are needed"
         )
     if labels is not None:
-        # What was drawn may have too few of a class of which there are enough.
+        # The drawn images may have too few of a class that has enough in all.
         key = f"{config.labels} limit={config.limit}" if is_drawn else str(config.labels)
         check_enough(key, {name: labels[printable(name)] for name in names})
     return names, decoded.images
@@ -157,7 +157,7 @@ def _images(
 def _fitting(
     encoder: Encoder, other: Encoder, archive: Archive, names: Sequence[str], images: Tensor
 ) -> Tensor:
-    """The images in the encoder's size; those of the other one, if it is the same."""
+    """The images in the encoder's size; the other encoder's images, if their size is the same."""
     if encoder.spec.image_size == other.spec.image_size:
         return images
     return decode_files(names, archive.read, encoder.spec.image_size).images
@@ -201,7 +201,7 @@ def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
 
 
 def _sizes(config: CompareConfig, before: int, after: int) -> str:
-    """What a person must know who reads the difference as that of training."""
+    """What a reader must know who takes the difference for that of training."""
     is_named = config.before is not None and not at_home(config.before).exists()
     cure = f"; before_size={after} compares them at the same size" if is_named else ""
     return (

@@ -57,10 +57,10 @@ def run_embed(config: EmbedConfig) -> None:
 
 @contextmanager
 def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[EmbeddedImages]:
-    """The images of a configuration and their embeddings, which are made if they are not there.
+    """The images of a configuration and their embeddings, made unless they exist already.
 
     Args:
-        any_format: whether those that are there may have another format than `config.format`.
+        any_format: whether existing ones may have another format than `config.format`.
 
     Raises:
         ConfigError: no encoder, no images, or a folder that another process uses.
@@ -78,10 +78,10 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
 
 
 def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list[ImageFile]:
-    """The files that are not in the folder of the results, where the page has pictures of its own.
+    """The files outside of the results' folder, in which the page has pictures of its own.
 
     Raises:
-        ConfigError: all files are there.
+        ConfigError: all files are inside it.
     """
     root = getattr(config, key)
     images, results = _whole(root), _whole(str(config.results))
@@ -91,8 +91,8 @@ def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list
     images_left = [file for file in files if file.parts[: len(inside)] != inside]
     if not images_left:
         raise ConfigError(
-            f"folder={config.results}: holds all of {key}={root}; the page's pictures "
-            "beside them would be images the next time, so it must be another folder"
+            f"folder={config.results}: holds all of {key}={root}; must be another folder, or the "
+            "page's pictures would count as images the next time"
         )
     return images_left
 
@@ -146,7 +146,7 @@ def _made_or_read(
 
 
 def _there(config: UseConfig, key: str, any_format: bool) -> tuple[Format, Embeddings | None]:
-    """The embeddings that are there and their format, else None and that of new ones."""
+    """The existing embeddings and their format, else None and the format of new ones."""
     for format in get_args(Format) if any_format else (config.format,):
         with suppress(ImportError):  # they are made anew where their format cannot be read
             embeddings = read_embeddings(config.results, key=key, format=format)

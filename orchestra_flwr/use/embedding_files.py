@@ -19,7 +19,7 @@ from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.use.use_config import Format
 
 DESCRIPTION = "embeddings.json"
-MAX_NAMES_SIZE = 99_000_000  # bytes; they are in the header of safetensors, at most 100 million
+MAX_NAMES_SIZE = 99_000_000  # bytes; safetensors has names in its header, at most 100 million
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Embeddings:
         paths: of the n images, below the folder or zip that they are in, with slashes.
         vectors: (n, dim) float32, as the encoder gives them, on the CPU.
         broken: (path, reason) of each file that could not be read.
-        unread: paths of those of them that may be readable another time.
+        unread: paths of the broken files that may be readable another time.
     """
 
     paths: tuple[str, ...]
@@ -60,13 +60,13 @@ def write_embeddings(
 ) -> Path:
     """Writes or replaces `embeddings.<format>` and its description; returns the file's path.
 
-    What was written before in another format, of another encoder or other images, is removed.
+    An earlier file in another format, of another encoder or other images, is removed.
 
     Args:
         folder: of both.
-        images: the whole path of the folder or zip of the images, for the description.
+        images: the absolute path of the folder or zip of the images, for the description.
         encoder: the encoder's file, for the description.
-        key: of encoder and image files; another one means that the embeddings are out of date.
+        key: of encoder and image files; with another one the embeddings are out of date.
 
     Raises:
         OSError: names the file, which is unchanged.
@@ -94,7 +94,7 @@ def write_embeddings(
 
 
 def _earlier(folder: Path, key: str) -> Path | None:
-    """The file that is described now, if it is of another encoder or other images."""
+    """The file that is described so far, if it is of another encoder or other images."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         described = read_json(folder / DESCRIPTION)
         names = {f"embeddings.{format}" for format in WRITERS}
@@ -118,7 +118,7 @@ def _describe(folder: Path, described: Mapping[str, Any]) -> None:
 
 
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
-    """The embeddings that are there already; None where they are missing, others or damaged."""
+    """The existing embeddings; None if they are missing, damaged, or have another key or format."""
     try:
         described = read_json(folder / DESCRIPTION)
         path = folder / f"embeddings.{format}"
@@ -126,7 +126,7 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
         unread = described.get("unread")
         if described["key"] != key or described["file"] != path.name:
             return None
-        if broken and unread is None:  # of an earlier version: who knows why they are
+        if broken and unread is None:  # of an earlier version, which does not say why
             return None
         if file_sha256(path) != described["sha256"]:
             return None

@@ -1,4 +1,4 @@
-"""Whether one encoder is better than another one, on the same images."""
+"""Whether one encoder is better than another on the same images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from torch import Tensor
 from orchestra_flwr.use.few_label_classifier import rightly_classified
 from orchestra_flwr.use.similar import Neighbours, nearest_neighbours
 
-NEIGHBOURS = 10  # that vote on an image, and that are looked at on the page
+NEIGHBOURS = 10  # that vote on an image, and that the page can show
 TEMPERATURE = 0.1  # of the votes, as in a run's kNN
 DEVIATIONS = 1.96  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """An accuracy before and after, and what is between.
+    """An accuracy before and after, and the difference.
 
     Attributes:
-        before: share of the images that are named rightly.
+        before: share of the images that are classified correctly.
         after: the same with the other encoder.
         low: of the difference, the lower end of its 95 % confidence interval.
         high: its upper end.
@@ -36,10 +36,10 @@ class Accuracy:
 
     @classmethod
     def of(cls, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Self:
-        """From (n,) whether each image is named rightly.
+        """From (n,) whether each image is classified correctly.
 
-        The interval is that of the mean of paired differences: an image that both encoders name
-        rightly, or both wrongly, says nothing about which is better.
+        The interval is that of the mean of paired differences: an image that both encoders classify
+        correctly, or both wrongly, says nothing about which is better.
         """
         differences = after.astype(float) - before.astype(float)
         mean = float(differences.mean())
@@ -64,14 +64,14 @@ class Comparison:
 
     @property
     def neighbours_in_common(self) -> float:
-        """Of an image's nearest images before, the share that is among those after, on average."""
+        """The mean share of an image's nearest images before that are also nearest after."""
         before, after = (each.indices for each in self.neighbours)
         same = (before[:, :, None] == after[:, None, :]).any(2)
         return float(same.double().mean())
 
     @property
     def verdict(self) -> str:
-        """What the figures allow to be said, in a line."""
+        """What can be concluded from the figures, in a line."""
         found = self.accuracies.get("linear")
         count = len(self.neighbours[0].indices)
         if found is None:
@@ -105,11 +105,11 @@ def compare(
 ) -> Comparison:
     """Compares two encoders by their features of the same images.
 
-    Accuracies are by cross-validation: kNN votes without the image itself, the probe is fitted to
-    four fifths of the images and tested on the fifth.
+    Accuracies are by cross-validation: kNN votes without the image itself, and the probe is fitted
+    to four fifths of the images and tested on the other fifth.
 
     Args:
-        vectors: (n, dim) features before and after, finite; each has a width of its own.
+        vectors: (n, dim) features before and after, finite; the two may differ in width.
         label_free: scores without labels, before and after.
         labels: n names of classes, at least five images of each; None: there are none.
     """
@@ -126,7 +126,7 @@ def compare(
 
 
 def _named_by(neighbours: Neighbours, codes: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """(n,): whether its neighbours, by weights exp(cosine / .1), name an image's class."""
+    """(n,): whether an image's neighbours, weighted by exp(cosine / .1), vote for its class."""
     classes = torch.from_numpy(codes)
     votes = torch.zeros(len(classes), int(classes.max()) + 1)
     weights = (neighbours.cosines / TEMPERATURE).exp()

@@ -1,4 +1,4 @@
-"""A classifier from a few labelled embeddings, and how accurate it is, by those alone."""
+"""A classifier from a few labelled embeddings, and its accuracy, estimated from them alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +36,10 @@ class FewLabelClassifier:
 
 @dataclass(frozen=True)
 class EstimatedAccuracy:
-    """What cross-validation says of images like the labelled ones.
+    """The accuracy that cross-validation predicts for images like the labelled ones.
 
     Attributes:
-        accuracy: share of the labelled images that a classifier of the others gets right.
+        accuracy: share of the labelled images that a classifier fitted to others gets right.
         low: lower end of the 95 % confidence interval.
         high: its upper end.
         images: how many labelled images there are.
@@ -66,10 +66,10 @@ def fit_few_labels(vectors: Tensor, labels: list[str], seed: int) -> FewLabelCla
 
 
 def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> EstimatedAccuracy:
-    """Nested cross-validation: the penalty is chosen anew without each fold that is tested.
+    """Nested cross-validation: for each test fold, the penalty is chosen anew without it.
 
-    So no image has a part in the classifier that it tests. The interval is Wilson's, which treats
-    the tests as independent; those of one cross-validation are nearly so. The accuracy is that of a
+    So no image influences the classifier that it tests. The interval is Wilson's, which treats the
+    tests as independent; those of one cross-validation are nearly so. The accuracy is that of a
     classifier with four fifths of the labels, so the final one is a little better.
 
     Args:
@@ -92,7 +92,7 @@ def estimate_accuracy(vectors: Tensor, labels: list[str], seed: int) -> Estimate
 def rightly_classified(
     vectors: Tensor, codes: NDArray[np.integer[Any]], seed: int
 ) -> NDArray[np.bool_]:
-    """(n,): whether a probe of the other four folds names each image's class.
+    """(n,): whether a probe fitted to the other four folds predicts each image's class.
 
     Args:
         vectors: (n, dim) embeddings, finite.

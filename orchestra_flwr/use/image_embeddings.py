@@ -1,4 +1,4 @@
-"""All images of a folder or zip through an encoder; interrupted, it goes on where it was."""
+"""Embeds all images of a folder or zip; after an interruption it continues where it was."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from orchestra_flwr.use.embedding_files import Embeddings
 
 logger = logging.getLogger("orchestra_flwr.use")
 
-PART = 512  # images in a file of what is done so far: the most that an interruption costs
+PART = 512  # images in a file of finished work: the most that an interruption costs
 LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a gray value (ITU-R BT.601)
 
 
@@ -53,7 +53,7 @@ def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile
 
     Args:
         root: a folder or a zip.
-        key: of the configuration that names it, for messages.
+        key: the configuration key that names it, for messages.
 
     Raises:
         ConfigError: there is none, or it holds no images.
@@ -82,14 +82,14 @@ def embed(
     unfinished: Path,
     key: str,
 ) -> Embeddings:
-    """Features of all images that can be read, in the order of the files; stderr has the progress.
+    """Features of all readable images, in the order of the files; progress goes to stderr.
 
-    What is done is stored every 512 images, so that the same call goes on after an interruption.
+    Results are stored every 512 images, so that the same call continues after an interruption.
 
     Args:
         files: those to embed.
-        unfinished: a folder for what is done so far; the caller removes it at the end.
-        key: of these embeddings; what is there under another one is removed.
+        unfinished: a folder for the results so far; the caller removes it at the end.
+        key: of these embeddings; results under another key are removed.
 
     Raises:
         ConfigError: no image can be read.
@@ -124,7 +124,7 @@ def embed(
 
 @contextmanager
 def _silent_decoding() -> Iterator[None]:
-    """Without its own progress, which would stand between lines of the images' count."""
+    """Silences the progress of decoding, which would mix with the count of images."""
     decoding = logging.getLogger("orchestra_flwr.data")
     level = decoding.level
     decoding.setLevel(logging.WARNING)
@@ -135,7 +135,7 @@ def _silent_decoding() -> Iterator[None]:
 
 
 def fit_channels(images: Tensor, channels: int) -> Tensor:
-    """Colour images as an encoder takes them: gray, (n, 1, S, S), for one of one channel.
+    """Colour images as an encoder takes them: gray, (n, 1, S, S), if it takes one channel.
 
     Args:
         images: (n, 3, S, S) uint8.
@@ -190,7 +190,7 @@ def _write_part(path: Path, part: Embeddings) -> None:
 
 
 def _read_part(path: Path) -> Embeddings | None:
-    """A part that is done; None where it is missing or damaged: then it is made again."""
+    """A finished part; None if it is missing or damaged and must be made again."""
     try:
         tensors, values = load_tensors(path)
     except FileNotFoundError:

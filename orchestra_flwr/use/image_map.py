@@ -30,7 +30,7 @@ def place_images(vectors: Tensor, seed: int) -> NDArray[np.float64]:
 
     Args:
         vectors: (n, dim) embeddings; only their directions count.
-        seed: of both.
+        seed: of both steps.
 
     Returns:
         (n, 2), with the aspect ratio that t-SNE gives.

@@ -95,7 +95,7 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
 
 
 def _outside(config: LabelConfig, everything: Embeddings) -> Embeddings:
-    """All but those in the folder of the labels, which may lie in that of the images, or be it."""
+    """All but those in the labels' folder, which may be the images' folder or inside it."""
     images, labels = (at_home(each).resolve() for each in (config.images, config.labels))
     if not labels.is_relative_to(images):
         return everything

@@ -1,4 +1,4 @@
-"""A few labels, as people write them: a CSV of paths, or a folder for each class."""
+"""A few labels, as people provide them: a CSV of paths, or a folder for each class."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:
 
 
 def check_known(labels: str, named: Mapping[str, str], images: str, known: set[str]) -> None:
-    """Refuses labels of images that are not there.
+    """Refuses labels of images that do not exist.
 
     Raises:
         ConfigError: names the first one.
@@ -58,7 +58,7 @@ def check_known(labels: str, named: Mapping[str, str], images: str, known: set[s
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
             f"labels={labels}: {unknown[0]}{more} cannot be found in images={images}; "
-            "paths must be as they stand below it"
+            "paths must be relative to it"
         )
 
 

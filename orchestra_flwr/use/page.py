@@ -1,4 +1,4 @@
-"""`embeddings.html`: one page, without a network, on which a person looks at all images."""
+"""`embeddings.html`: one page, which needs no network, for looking at all images."""
 
 import base64
 import json
@@ -37,12 +37,12 @@ TEMPLATE = Path(__file__).with_name("page_template")
 def write_page(
     folder: Path, embedded: EmbeddedImages, config: PageConfig, title: str
 ) -> tuple[Path, list[list[str]]]:
-    """Writes or replaces the page, and with `pictures=beside` pictures.
+    """Writes or replaces the page and, with `pictures=beside`, its pictures.
 
     Args:
         folder: where.
         embedded: the images and their embeddings.
-        config: how many images, clusters, and where the pictures are.
+        config: the numbers of images and clusters, and where the pictures are.
         title: what the images are called.
 
     Returns:
@@ -81,7 +81,7 @@ def write_page(
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page of such data: the template with style, script and data in their places."""
+    """The page: the template with style, script and data in their places."""
     parts = {
         "<!-- title -->": escape(data["title"]),
         "/* style */": (TEMPLATE / "page.css").read_text("utf-8"),
@@ -106,7 +106,7 @@ def _chosen(count: int, limit: int, seed: int) -> NDArray[np.int64]:
 
 
 def _sheets_beside(page: Path) -> set[str]:
-    """The pictures beside an earlier page; none where there was no such page."""
+    """The pictures beside an earlier page; none if there was no such page."""
     text = page.read_text("utf-8", errors="replace") if page.is_file() else ""
     found = re.search(r'"sheets":\["pictures-[^]]*]', text)
     return set(re.findall(r"pictures-\d+\.webp", found[0])) if found else set()
@@ -147,7 +147,7 @@ def _similarity_data(neighbours: Neighbours) -> dict[str, Any]:
 
 
 def _class_data(paths: Sequence[str]) -> dict[str, Any]:
-    """The folders that the images lie in, if they are few and hold several images each."""
+    """The folders that hold the images, if there are few, with two images each on average."""
     folders = [path.rpartition("/")[0].rpartition("/")[2] for path in paths]
     names = sorted({name for name in folders if name})
     if "" in folders or not 2 <= len(names) <= min(MAX_CLASSES, len(paths) // 2):

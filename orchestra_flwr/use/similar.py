@@ -1,4 +1,4 @@
-"""What is near to what: nearest neighbours, near-duplicates and outliers of embeddings."""
+"""Nearest neighbours, near-duplicates and outliers of embeddings."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 SIMILARITIES_AT_ONCE = 2**25
-TYPICAL_NEIGHBOUR = 10  # its distance is that of images that are alike, but not the same
+TYPICAL_NEIGHBOUR = 10  # at the distance of images that are alike, but not the same
 FENCE = 1.5
 DUPLICATE_SHARE = 0.1  # of the typical distance: nearer ones are near-duplicates
 
@@ -52,12 +52,12 @@ def nearest_neighbours(vectors: Tensor, k: int) -> Neighbours:
 def near_duplicates(neighbours: Neighbours) -> list[list[int]]:
     """Groups of images that are far nearer to each other than images usually are.
 
-    A pair is a near-duplicate if its distance (1 - cosine) is below a tenth of the median distance
-    of an image to its tenth neighbour. So the bound fits any encoder, however near to each other
-    its embeddings are. Groups are the connected components of such pairs.
+    A pair is a near-duplicate if its distance (1 - cosine) is at most a tenth of the median
+    distance of an image to its tenth neighbour. The bound thus fits any encoder, however close
+    together its embeddings are. Groups are the connected components of such pairs.
 
     Returns:
-        The groups of two and more images, the largest first; positions ascending.
+        The groups of two or more images, the largest first; positions ascending.
     """
     count, k = neighbours.indices.shape
     if k == 0:
@@ -76,7 +76,7 @@ def near_duplicates(neighbours: Neighbours) -> list[list[int]]:
 
 
 def outlier_scores(neighbours: Neighbours) -> Tensor:
-    """How far each image is from its neighbours: the mean distance (1 - cosine) to ten, (n,).
+    """(n,) how far each image is from its neighbours: the mean distance (1 - cosine) to ten.
 
     Source:
         Angiulli and Pizzuti, Fast Outlier Detection in High Dimensional Spaces, 2002.
@@ -85,9 +85,9 @@ def outlier_scores(neighbours: Neighbours) -> Tensor:
 
 
 def outliers(neighbours: Neighbours) -> list[int]:
-    """The images with scores above Tukey's fence, the farthest first; maybe none.
+    """The images with scores above Tukey's fence, the farthest first; there may be none.
 
-    The fence is the upper quartile of the scores plus 1.5 times the distance of the quartiles.
+    The fence is the upper quartile of the scores plus 1.5 times the interquartile range.
     """
     scores = outlier_scores(neighbours)
     if neighbours.indices.shape[1] == 0:

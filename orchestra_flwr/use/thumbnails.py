@@ -19,7 +19,7 @@ QUALITIES = (90, 75)  # WebP's; the better one where there is room
 SAMPLE = 128  # images by which sizes are estimated
 COLUMNS = 32
 SHEET = COLUMNS**2  # pictures in a sheet
-BUDGET = 2_000_000  # bytes for 2,000 images and fewer; each of more has as many as one of 2,000
+BUDGET = 2_000_000  # bytes for up to 2,000 images; if there are more, each gets a 2,000th of it
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def make_thumbnails(
     Args:
         names: the files; the picture of one that cannot be read is black.
         read: gives a file's content.
-        budget: whether the sheets of 2,000 images and fewer are to stay below 2 MB together.
+        budget: whether the sheets of up to 2,000 images must stay below 2 MB together.
     """
     largest = min(MAX_SIDE, _source_size(names, read))
     sample = _decode(names[:: max(1, len(names) // SAMPLE)][:SAMPLE], read, largest)
@@ -58,7 +58,7 @@ def make_thumbnails(
 
 
 def _source_size(names: Sequence[str], read: Callable[[str], bytes]) -> int:
-    """The shorter sides of some images, the median, up to the next step: more shows nothing."""
+    """The median shorter side of some images, rounded up to a step: more would show nothing new."""
     sides = []
     for name in names[:: max(1, len(names) // 32)]:
         try:
@@ -71,7 +71,7 @@ def _source_size(names: Sequence[str], read: Callable[[str], bytes]) -> int:
 
 
 def _fitting(sample: NDArray[np.uint8], largest: int, bytes_each: float) -> tuple[int, int]:
-    """The largest size, and then the best quality, at which a picture takes so many bytes."""
+    """The largest size, and then the best quality, at which a picture fits into `bytes_each`."""
     for size in range(largest, MIN_SIDE - 1, -STEP):
         scaled = [
             np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC))

@@ -193,7 +193,7 @@ def test_broken_files_are_named_and_left_out(tmp_path, caplog):
         ("photos", "dataset: the training images are a path, not a data set: .* data=image_folder"),
         (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
-        ((PICTURES,) * 3, r"dataset: must be one or a pair \(train, test\), not 3"),
+        ((PICTURES,) * 3, r"dataset: must be one, or a pair \(train, test\), not 3"),
         ((PICTURES, np.arange(3)), r"labels; .* one data set: list\(zip\(images, labels\)\)"),
         ((PICTURES, ["cat", "dog"]), "a pair is .train, test., and the second holds labels"),
         ((PICTURES, ["a caption " * 40, "dog"]), "and the second holds labels"),

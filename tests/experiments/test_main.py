@@ -24,5 +24,5 @@ def test_a_report_that_is_stopped_is_one_line(make_run, tmp_path):
             process.send_signal(signal.SIGINT)
         # A signal from just before it waits for data is noticed when the wait ends.
         said = process.communicate(timeout=60)
-    assert said == (b"", b"stopped; the same command begins again\n")
+    assert said == (b"", b"stopped; the same command starts over\n")
     assert process.returncode == 130

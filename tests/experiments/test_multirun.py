@@ -71,9 +71,9 @@ def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
         (["method=orchestra,simclr", "clustering.memory=8,9"], "clustering.memory: is not read by"),
         (
             ["engine=inline,ray"],
-            "--multirun: engine=ray computes what another combination computes",
+            "--multirun: engine=ray computes the same as another combination",
         ),
-        (["seed=0,0"], "--multirun: seed=0 computes what another combination computes"),
+        (["seed=0,0"], "--multirun: seed=0 computes the same as another combination"),
         (["seed=0,1", "rounds=2"], "rounds: unknown key (did you mean federation.rounds?)"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_run_of_another_folder_of_the_same_name_is_pointed_out(tmp_path, tiny_
 
     assert lines(one) == []
     (line,) = lines(two)
-    assert f"1 of these runs are there already and are of the images in {one}, not in {two}" in line
+    assert f"1 of these runs exist already and are of the images in {one}, not in {two}" in line
     moved.rmdir()
     one.rename(moved)
     assert lines(moved) == []
@@ -169,7 +169,7 @@ def test_a_list_says_that_the_images_are_not_there(tmp_path, capsys):
     for root in (tmp_path / "none", tmp_path):
         assert experiment_main([*words, "data=image_folder", f"data.root={root}"]) == 0
         said.append(capsys.readouterr().err)
-    assert said == [f"warning: data.root={tmp_path / 'none'} is not there\n", ""]
+    assert said == [f"warning: data.root={tmp_path / 'none'} does not exist\n", ""]
 
 
 def test_a_run_is_resumed_with_what_may_change_alone(tmp_path):
@@ -367,7 +367,7 @@ def test_what_another_command_has_done_meanwhile_is_not_done_again(tmp_path):
         Job("missing", old.copy(), refresh=lambda: Job("missing", old.copy())),
     ]
     assert sweep(tmp_path, *jobs, announce=said.append) == []
-    assert "[1/3] complete meanwhile: complete" in said and "[2/3] resumed: begun" in said
+    assert "[1/3] completed meanwhile: complete" in said and "[2/3] resumed: begun" in said
     assert not (tmp_path / "logs" / "complete.log").exists()
     assert printed(tmp_path, "begun") == ["resumed"]
     assert printed(tmp_path, "missing") == ["as it was"]

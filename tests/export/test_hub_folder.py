@@ -166,7 +166,7 @@ def test_a_folder_with_other_files_is_refused(make_run, command, hub, other):
     code, out, err = command(f"run={run}", f"folder={folder}", "push_to_hub=me/digits")
     assert (code, out) == (2, "") and err.count("\n") == 1
     name = other.split("/")[0] if "onnx" not in other else "photo.png"
-    assert err.startswith(f"error: folder={folder}: holds {name}, which is not of format=hub; it")
+    assert err.startswith(f"error: folder={folder}: holds {name}, which is not of format=hub; must")
     assert [p for p in folder.rglob("*") if p.is_file()] == [folder / other]
     assert hub.asked == []
 
@@ -202,7 +202,7 @@ def test_who_stops_an_upload_is_not_told_that_nothing_was_written(make_run, comm
     monkeypatch.setattr(hub_folder, "push", stopped)
     monkeypatch.setattr(hub_folder, "require", lambda *_: None)
     code, _, err = command(f"run={run}", "push_to_hub=me/photos")
-    assert (code, err) == (130, "stopped; the same command begins again\n")
+    assert (code, err) == (130, "stopped; the same command starts over\n")
     assert (run / "hub" / "encoder.safetensors").is_file()
 
 

@@ -77,7 +77,7 @@ def test_real_clients_are_not_called_simulated(finished):
     (finished / "config.yaml").write_text(server)
     text = text_of(finished)
     assert "spread over clients on machines of their own" in text
-    assert "known to their owners alone" in text
+    assert "Only the clients' owners know" in text
     assert "simulated" not in text and "partition" not in text
 
 

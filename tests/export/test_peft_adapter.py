@@ -64,7 +64,7 @@ def test_what_has_no_adapters_of_its_encoder_is_refused_in_a_line(weights, tmp_p
     for file in ("encoder.json", "encoder.safetensors"):
         (alone / file).write_bytes((full / file).read_bytes())
     assert export_main([f"run={alone}", "format=peft"]) == 2
-    assert "is no run folder, which has the adapters" in capsys.readouterr().err
+    assert "is no run folder, which would have the adapters" in capsys.readouterr().err
 
 
 def test_adapters_of_another_round_than_the_encoder_are_refused(weights, tmp_path, capsys):

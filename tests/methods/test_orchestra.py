@@ -161,7 +161,7 @@ def test_noise_in_averages_needs_private_centroids(tiny):
             tiny(f"method={name}", *noisy)
         assert str(error.value) == (
             f"privacy.noise_multiplier=1: must be 0 with method={name}, whose clients send "
-            "centroids without noise: the next rounds' updates follow from them "
+            "centroids without noise: the next rounds' updates depend on them "
             "(clustering=private adds noise)"
         )
         tiny(f"method={name}", *noisy, "clustering=private", "privacy.epsilon=8")

@@ -162,7 +162,7 @@ def test_behind_a_damaged_checkpoint_an_earlier_one_is_named(folder):
     shutil.copy(file, folder.checkpoint / "state-0.safetensors")
     file.rename(whole)
     file.write_bytes(b"nothing")
-    assert ", go back by resume_round=1, or start" in refusal(folder)
+    assert ", go back with resume_round=1, or start" in refusal(folder)
     RunFolder.resume(folder.path, 1)
 
 

@@ -24,7 +24,7 @@ TIMM = ("model=timm", "model.timm=mobilenetv3_small_050", "model.weights=x.safet
         (
             ("data=cifar10", *TIMM, "data.image_size=64"),
             "images: 64 x 64 pixels (data.image_size), data.normalise=imagenet; the pretrained "
-            "network expects 224 x 224 pixels, and may lose more by fewer than training brings",
+            "network expects 224 x 224 pixels, and may lose more with fewer than training gains",
         ),
         (
             ("data=cifar10", *TIMM, "data.augmentation.view_size=64"),

@@ -21,15 +21,15 @@ from orchestra_flwr.privacy import calibrate
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 
-FEATURE_BATCH = 64  # images of which features are made at a time, always
+FEATURE_BATCH = 64  # images in every batch that features are made of
 # Before the second round clients receive an untrained model, whose features are all alike.
 FIRST_ROUND = 2
 
 
 class Private(Clustering):
-    """Noisy centroids of one feature for each different image, by the model as it was received.
+    """Noisy centroids of one feature for each different image, by the model as received.
 
-    After training every image would have changed the features of all others.
+    After training, every image would have changed the features of all others.
     """
 
     class Settings(Section):
@@ -49,7 +49,7 @@ class Private(Clustering):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses privacy that does not fit together, and models that not all clients receive."""
+        """Refuses inconsistent privacy options, and models that differ between clients."""
         _check_privacy(config.privacy, config.model.projector_dim)
         merging = config.merging
         if merging.plugin.remembers:
@@ -75,20 +75,20 @@ class Private(Clustering):
         )
 
     def first_centroids(self) -> Tensor:
-        """Random directions, the same for all who know the run's seed: nobody releases anything."""
+        """Random directions, known to all who know the run's seed: they reveal nothing."""
         generator = torch_generator(self._seed, "first centroids")
         return F.normalize(torch.randn(self.shape, generator=generator), dim=1)
 
     def start_round(self, round_: int, images: Tensor, features: FeaturesOf) -> None:
-        """Makes the features, no bit of which another image changes.
+        """Makes the features, so that no image changes a bit of another's.
 
-        So in evaluation mode: with BatchNorm's batch statistics an image changes the features of
+        Hence evaluation mode: with BatchNorm's batch statistics, an image changes the features of
         others. Copies of an image count as one: an image is protected with all its copies.
 
         Libraries choose kernels, and so the order of additions, by the size of a batch. In a last
         batch of the remaining images, one image more could change the last bits of others, and so
-        the side of a hyperplane on which they lie. So all batches have one size; the last one is
-        filled up with black images.
+        the side of a hyperplane on which they lie. All batches therefore have one size; the last
+        one is filled up with black images.
         """
         if round_ < FIRST_ROUND:
             return

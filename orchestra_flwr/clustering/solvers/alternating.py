@@ -37,7 +37,7 @@ def global_clustering(
     is not damped, and with N < G adds random directions.
 
     Args:
-        local_centroids: the points of :meth:`Solver.solve`, as are the others.
+        local_centroids: the `points` of :meth:`Solver.solve`, whose other arguments are the same.
         damping: weight of the last round's centroid beside the one that was found, below 1.
 
     Raises:

@@ -40,7 +40,7 @@ def gradient_clustering(
     result does not depend on the order of the rows. The first round begins at random.
 
     Args:
-        local_centroids: the points of :meth:`Solver.solve`, as are the others.
+        local_centroids: the `points` of :meth:`Solver.solve`, whose other arguments are the same.
         steps: of SGD.
 
     Raises:
@@ -55,7 +55,7 @@ def gradient_clustering(
         centroids = centroids.detach().requires_grad_()
         cosines = points @ centroids.T
         with torch.no_grad():
-            # Where the columns are off by a percent, the published code stops as well.
+            # The published code stops at the same tolerance, one percent of the columns' mass.
             wanted = sinkhorn(cosines, tolerance=1e-2)[0].to(points)
         agreement = F.cosine_similarity(wanted, F.softmax(cosines / TEMPERATURE, dim=1), dim=1)
         (gradient,) = torch.autograd.grad(-agreement.mean(), centroids)

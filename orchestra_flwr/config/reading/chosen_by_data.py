@@ -1,6 +1,6 @@
 """Values that a preset chooses by the images, the clients and the machine.
 
-The table stands in the preset's own file, as `preset_options.rows`.
+The table is in the preset's own file, as `preset_options.rows`.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def chosen_by_data(
     section: type[Section], values: Mapping[str, Any], overrides: Sequence[Override]
 ) -> list[Override]:
-    """Overrides of all rows that fit composed values, without the keys that a command says itself.
+    """Overrides of all rows that fit the composed values, without keys that the command sets.
 
     A resumed run keeps what was chosen when it began.
 
@@ -35,7 +35,7 @@ def chosen_by_data(
     if not rows:
         return []
     said = {*values_of(overrides)}
-    free = {*section_keys(section)} - said  # an option of a plug-in goes with the choice of it
+    free = {*section_keys(section)} - said  # a plug-in's options depend on its choice
 
     def unsaid(lines: Sequence[str]) -> dict[str, Override]:
         """The last override of each key that the command leaves open."""
@@ -51,7 +51,7 @@ def chosen_by_data(
     fitting = [row for row in rows if _fits(row, facts)]
     chosen = unsaid([line for row in fitting for line in row["choose"]])
     written = [str(line.input_line) for line in chosen.values()]
-    reasons: dict[str, tuple[str, str]] = {}  # of each key: its line, and why it is that
+    reasons: dict[str, tuple[str, str]] = {}  # of each key: its line, and the reason for it
     for row in fitting:
         for line in row["choose"]:
             if reasons.get(key := line.partition("=")[0], ("", ""))[0] != line:
@@ -67,7 +67,7 @@ def chosen_by_data(
 
 
 def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
-    """What a run has for the keys of all rows."""
+    """A saved run's values of the keys of all rows, as overrides."""
     saved: Any = read_config_file(file) if file.is_file() else {}
     lines = []
     for key in dict.fromkeys(line.partition("=")[0] for row in rows for line in row["choose"]):
@@ -79,7 +79,7 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
 
 
 def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What rows ask for: without images here, nothing about images."""
+    """The facts that rows may ask for; without images here, none about images."""
     clients = (values.get("federation") or {}).get("clients")
     facts = {"clients": clients, "gpu": _has_gpu(str(values.get("device")))}
     with suppress(ConfigError):  # the run itself will say what is wrong

@@ -52,11 +52,11 @@ def load_config(overrides: Sequence[str] = (), *, all_read: bool = False) -> Con
 def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = False) -> C:
     """Composes `conf/` with Hydra overrides such as ``data=cifar10 training.lr=0.01``.
 
-    With `all_read` overrides that the run does not read are refused; a sweep shares its overrides
-    between runs that read different ones.
+    With `all_read`, overrides that the run does not read are refused. Sweeps do without it: their
+    runs share overrides, and each reads different ones.
 
-    With ``resume=<run folder>`` the configuration is that of the run; overrides may repeat it or
-    change where it runs (`RESUME_MAY_CHANGE`).
+    With ``resume=<run folder>`` the configuration is that run's; overrides may repeat it or change
+    where it runs (`RESUME_MAY_CHANGE`).
 
     Raises:
         ConfigError: an unknown key, a key that nothing reads, a wrong value, or a resume with
@@ -82,7 +82,7 @@ def load(section: type[C], overrides: Sequence[str] = (), *, all_read: bool = Fa
 
 
 def described(section: type[Composed], overrides: Sequence[str] = ()) -> Described:
-    """What all keys mean, with the values that they have with these overrides, unchecked.
+    """The meaning of all keys, with their values under these overrides, unchecked.
 
     Raises:
         ConfigError: an override that does not compose.
@@ -96,7 +96,7 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
 
 
 def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
-    """The overrides, as on a command line, that have an effect; for those that runs share."""
+    """The overrides, as on a command line, that have an effect; for overrides that runs share."""
     unread, paths = config.unread(), set(path_keys(type(config)))
     keys = [override.key_or_group for override in read_overrides(overrides, paths=paths)]
     return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]
@@ -117,7 +117,7 @@ def _read(section: type[Composed], overrides: Sequence[str]) -> list[Override]:
 
 
 def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConfig:
-    """Hydra merges the files that are chosen; then the values are set, as Hydra sets them."""
+    """Has Hydra merge the chosen files, and then sets the values as Hydra would."""
     folders, lines = conf_folders_of(overrides), for_hydra(section, overrides)
     choices = [line for line in lines if _chooses_files(line, folders)]
     # Files of users' packages are read each time: they may be edited in a notebook.
@@ -136,21 +136,21 @@ def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConf
     return composed
 
 
-@functools.lru_cache  # Hydra takes 0.15 s, and the rows of an experiment choose the same files
+@functools.lru_cache  # Hydra takes 0.15 s, and an experiment's rows choose the same files
 def _merged_files(section: type[Composed], *choices: str) -> DictConfig:
     with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         return compose(section.file, [*choices])
 
 
 def _chooses_files(line: Override, folders: Sequence[Path]) -> bool:
-    """Whether an override decides which files are merged, and sets no value."""
+    """Whether an override decides which files are merged, rather than sets a value."""
     key = line.key_or_group
     is_group = any((folder / key).is_dir() for folder in folders)
     return key.startswith("hydra.") or (is_group and not isinstance(line.value(), dict))
 
 
 def _set(composed: DictConfig, line: Override) -> None:
-    """Sets or deletes a value, with an error where there is no such key."""
+    """Sets or deletes a value; an unknown key is an error."""
     key, value = line.key_or_group, line.value()
     if not line.is_delete():
         OmegaConf.update(composed, key, value, force_add=line.is_add() or line.is_force_add())
@@ -182,7 +182,7 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
     """The composed values as plain ones.
 
     Raises:
-        ConfigError: a value refers to one that is not there.
+        ConfigError: a value refers to one that does not exist.
     """
     try:
         return {key: plain(composed[key]) for key in _keys(section, composed)}
@@ -224,7 +224,7 @@ def _keys(section: type[Composed], composed: DictConfig) -> list[str]:
 
 
 def _check_names(section: type[Composed], values: dict[str, Any]) -> None:
-    """Refuses a choice of which there is no plug-in."""
+    """Refuses a choice for which there is no plug-in."""
     for key in rooms_of(section):
         annotation = section.model_fields[key].annotation
         if isinstance(annotation, type) and issubclass(annotation, Choice) and key in values:
@@ -236,7 +236,7 @@ def _check_names(section: type[Composed], values: dict[str, Any]) -> None:
 def _describe_hydra(
     error: Exception, section: type[Composed], overrides: Sequence[Override]
 ) -> str:
-    """Hydra's error in words of the command line."""
+    """Hydra's error in the terms of the command line."""
     text = " ".join(str(error).split())
     allowed = _all_keys(section) if overrides else []
     offered = [key for key in allowed if not section.is_foreign(key)]
@@ -256,7 +256,7 @@ def _describe_hydra(
 
 
 def _all_keys(section: type[Composed]) -> list[str]:
-    """The full names of all keys, including those that only files have."""
+    """The full names of all keys, including those that occur only in files."""
 
     def names(values: dict[str, Any], prefix: str) -> Iterator[str]:
         for name, value in values.items():

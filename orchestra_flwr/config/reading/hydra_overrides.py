@@ -18,8 +18,8 @@ from orchestra_flwr.plugins import PluginError, Room, conf_folders, must_be_one_
 def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Override]:
     """The overrides that compose a section's file.
 
-    A plug-in's options have defaults in its class, so they need not stand in a file, and a plug-in
-    of a user's package needs no file at all. Unknown options are refused when they are checked.
+    A plug-in's options have defaults in its class, so a file need not list them, and a plug-in of a
+    user's package needs no file at all. Unknown options are refused when they are checked.
 
     Raises:
         ConfigError: a choice that does not exist, or a key of Hydra's own.
@@ -34,7 +34,7 @@ def for_hydra(section: type[Composed], overrides: Sequence[Override]) -> list[Ov
     latest = {override.key_or_group: override for override in overrides}
     for override in overrides:
         key = override.key_or_group
-        if key not in rooms or override is latest[key]:  # of two choices the last one holds
+        if key not in rooms or override is latest[key]:  # of two choices the last one counts
             lines += _lines(section, override, folders, packages)
     return [parsed(line) for line in lines]
 
@@ -45,7 +45,7 @@ def conf_dir() -> Path:
 
 
 def packages_of(overrides: Sequence[Override]) -> list[str]:
-    """The users' packages that overrides name; a run to be resumed must have no others.
+    """The users' packages that overrides name; a run to resume must have no others.
 
     Raises:
         ConfigError: it has others, or its configuration is damaged.
@@ -83,14 +83,14 @@ def _lines(
     folders: Sequence[Path],
     packages: Sequence[str],
 ) -> list[str]:
-    """One override as none, one or several of Hydra's."""
+    """The Hydra overrides, none to several, for one override."""
     key, text = override.key_or_group, override.input_line or ""
     group, dot, _ = key.partition(".")
     if group in (*section.referred, "hydra") or override.package is not None:
         raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
     rooms = rooms_of(section)
     free = group in rooms or group == "terms" or key in section_keys(section)
-    if dot and free and not override.is_delete():  # a key that need not stand in a file
+    if dot and free and not override.is_delete():  # a key that need not be in a file
         return [f"++{key}={value_text(override)}"]
     if dot or override.is_delete() or isinstance(override.value(), dict):
         return [text]

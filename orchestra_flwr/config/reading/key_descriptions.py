@@ -1,4 +1,4 @@
-"""What every key means and what it can be: from the comments of `conf/`, for --help."""
+"""The meaning and the possible values of every key, from the comments of `conf/`, for --help."""
 
 import inspect
 import re
@@ -43,7 +43,7 @@ class Described:
         return "\n".join(lines) + "\n"
 
     def group(self, name: str) -> str:
-        """What a group's choices are, and its keys with the values that they have.
+        """A group's choices, and its keys with their values.
 
         Raises:
             ConfigError: there is no such group or section.
@@ -63,7 +63,7 @@ class Described:
         return text.lstrip("\n") + "\n"
 
     def words(self) -> list[str]:
-        """All that can begin an argument: "seed=" and, where there are few values, "key=value".
+        """All beginnings of arguments: "seed=" or, for keys with few values, "key=value".
 
         Keys of plug-ins that are not chosen are among them.
         """
@@ -78,7 +78,7 @@ class Described:
 
     @property
     def _groups(self) -> list[str]:
-        """All keys that stand for several, and `preset`."""
+        """All keys of sections, and `preset`."""
         sections = [key for key, value in self.values.items() if isinstance(value, Mapping)]
         return [*sections, "preset"] if self._choices("preset") else sections
 
@@ -105,7 +105,7 @@ class Described:
             yield from self._lines(value, full)
 
     def _meaning(self, path: Sequence[str]) -> str:
-        """One line about a key; "" where no comment says anything."""
+        """One line about a key; "" without a comment."""
         header = self._header_of_choice(path[:-1]) if path[-1] == "name" else ""
         return header or self._comments.get(".".join(path), "")
 
@@ -117,7 +117,7 @@ class Described:
         return text[:1].upper() + text[1:]
 
     def _header_of_choice(self, path: Sequence[str]) -> str:
-        """The first lines of a choice's file: of a term by its name, else of the chosen one."""
+        """The header of a choice's file: a term's own, else that of the chosen plug-in."""
         if not path:
             return ""
         chosen = path[1] if len(path) > 1 else self._chosen(path[0])
@@ -140,7 +140,7 @@ class Described:
 
     @cached_property
     def _comments(self) -> dict[str, str]:
-        """The comments of all keys, by their full names; those of the chosen files count first."""
+        """The comments of all keys, by their full names; those of the chosen files win."""
         names = [self.section.file, *(["config"] if issubclass(self.section, Config) else [])]
         files = [(self.folders[0] / f"{name}.yaml", "") for name in names]
         for group in self.values:
@@ -156,10 +156,10 @@ class Described:
 
 
 def read_comments(file: Path, section: str = "") -> tuple[str, dict[str, str]]:
-    """The comments of a file of `conf/`: those above its first key, and those behind keys.
+    """The comments of a file of `conf/`: the one above its first key, and those behind keys.
 
-    The first ones are one line, and the others by the full names of the keys: in `section`, where
-    the file is not global.
+    The first is joined into one line. The others are listed by the full names of their keys, which
+    are in `section` unless the file is global.
 
     Raises:
         ConfigError: it is no YAML in UTF-8.
@@ -206,7 +206,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _settable(
     section: type[Section], prefix: str, packages: tuple[str, ...]
 ) -> Iterator[tuple[str, list[str]]]:
-    """All keys of a section, of its plug-ins' as well, with their values where these are few."""
+    """All keys of a section and its plug-ins, with their values if these are few."""
     for name, field in section.model_fields.items():
         below = field.annotation
         if name in HIDDEN or (prefix and name == "name"):
@@ -223,7 +223,7 @@ def _settable(
 
 
 def _few_values(annotation: Any) -> list[str]:
-    """The values of a type that has few of them, as on a command line; else none."""
+    """The values of a type, as on a command line, if it has few; else none."""
     if get_origin(annotation) is Literal:
         return [_written(value) for value in get_args(annotation)]
     if annotation is bool:

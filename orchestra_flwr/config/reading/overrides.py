@@ -19,13 +19,13 @@ QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 def read_overrides(
     texts: Sequence[str], choices: Iterable[str] = (), paths: Container[str] = ()
 ) -> list[Override]:
-    """Hydra's overrides, of one value each.
+    """Parses overrides, each of which must have one value.
 
     Args:
         texts: as on a command line.
         choices: keys whose `<key>.name=x` is read as `<key>=x`, with the choice's own defaults.
-        paths: keys whose values are paths. These are taken literally, whatever characters they
-            contain, except null, enclosing quotes, and `${...}`, which refers to a key.
+        paths: keys whose values are paths, which are taken literally. Exceptions are null,
+            enclosing quotes, and `${...}`, which refers to a key.
 
     Raises:
         ConfigError: one of them cannot be read, or has several values.
@@ -41,8 +41,8 @@ def read_overrides(
 def swept_values(texts: Sequence[str], paths: Container[str] = ()) -> list[list[str]]:
     """The values of each override, as written: `seed=0,1` and `seed=range(0,2)` have two.
 
-    Those of `paths` are divided by commas outside quotes, otherwise literal. Errors are those of
-    :func:`read_overrides`.
+    Those of `paths` are separated by commas outside quotes, and otherwise literal. Errors are those
+    of :func:`read_overrides`.
 
     Raises:
         ConfigError: one of them cannot be read.
@@ -79,7 +79,7 @@ def _swept_paths(text: str) -> list[str]:
 
 @contextmanager
 def _countable(text: str) -> Iterator[None]:
-    """Refuses what Hydra calls a sweep and cannot count: glob(*), interval(0,1), range(0,1,0)."""
+    """Refuses sweeps that Hydra cannot count: glob(*), interval(0,1), range(0,1,0)."""
     try:
         yield
     except (HydraException, ValueError):
@@ -89,10 +89,10 @@ def _countable(text: str) -> Iterator[None]:
 
 
 def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:
-    """`key=value` for a value of Python's, as on a command line; `paths`: keys of paths.
+    """`key=value`, as on a command line, for a Python value; `paths`: keys of paths.
 
-    The value is None, a number or a text, or a list or mapping of these. A text is read as on a
-    command line, such as "[a,b]"; one that cannot be read so is quoted.
+    The value is None, a number or a text, or a list or mapping of these. A text such as "[a,b]" is
+    read as on a command line; a text that cannot be read that way is quoted.
     """
     plain = f"{key}={value}"
     if isinstance(value, str):
@@ -177,6 +177,6 @@ def _literal(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    # In Hydra's quotes backslashes count only before a quote, and at the end.
+    # Within Hydra's quotes, backslashes are special only before a quote, and at the end.
     escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and "\\'"), text)
     return f"'{escaped}'"

@@ -13,7 +13,7 @@ from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse, within
 from orchestra_flwr.files import at_home
 
-# What says where a run is computed, who is waited for and what is shown, but not what is computed.
+# Keys that decide where a run is computed, who is waited for and what is shown, not the results.
 WITHOUT_EFFECT = (
     "engine",
     "device",
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = (
     "federation.min_clients",
     "federation.round_timeout",
 )
-# What may differ when a run is resumed: also what may have stopped the run, or makes it wait.
+# Keys that may differ when a run is resumed: also those that may have stopped it or made it wait.
 RESUME_MAY_CHANGE = (
     *WITHOUT_EFFECT,
     *(f"federation.{key}" for key in ("max_update", "enough", "oversample", "deadline")),
@@ -51,8 +51,8 @@ def resumed(
     """The saved values of the run that `composed.resume` names, changed by allowed overrides.
 
     Args:
-        composed: of the overrides; changed.
-        suggested: keys that nobody has set: they are as the run has them.
+        composed: of the overrides; changed in place.
+        suggested: keys that nobody has set; they keep the run's values.
 
     Raises:
         ConfigError: there is no such run, its configuration is damaged, or an override would change
@@ -77,12 +77,12 @@ def resumed(
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
             _check_growth(run, new, old)
-            _set(saved, path, new)  # fewer: the run's folder says whether it can end there
+            _set(saved, path, new)  # with fewer, the run folder decides whether it can end there
         elif key == "run_dir":
             if new in (None, old) or at_home(new).resolve() == folder.resolve():
                 continue
             raise ConfigError(
-                f"run_dir={new}: a resumed run stays in its own folder; a copy of that can be "
+                f"run_dir={new}: a resumed run stays in its own folder; a copy of it can be "
                 "resumed elsewhere"
             )
         elif key not in ("resume", "resume_round"):
@@ -111,10 +111,10 @@ def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _check_growth(run: Any, new: Any, old: Any) -> None:
-    """Refuses more rounds where their number changes the earlier ones."""
+    """Refuses more rounds if their number changes the learning rates of earlier ones."""
     if run.schedule.plugin.changes and not (isinstance(new, int) and new < old):
         raise ConfigError(
-            f"{MAY_GROW}={new}: the learning rates of schedule={run.schedule.name} were those of "
+            f"{MAY_GROW}={new}: the learning rates of schedule={run.schedule.name} were those for "
             f"{MAY_GROW}={old}; a new run can begin with its encoder (init={run.run_dir or '...'})"
         )
 

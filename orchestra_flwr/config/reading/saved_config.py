@@ -28,8 +28,8 @@ def config_to_yaml(config: Section | Mapping[str, Any]) -> str:
 def read_config_file(file: Path) -> dict[str, Any]:
     """The values in a file of plain YAML.
 
-    Values are not interpreted: `${...}` stays a text. Anchors, aliases and tags are refused, by
-    which a small file could become a large one, or an object.
+    Values are not interpreted: `${...}` stays a text. Anchors, aliases and tags are refused: with
+    them a small file could become a large value, or an object.
 
     Raises:
         ConfigError: one line that names the file: it cannot be read, is too large, is not UTF-8 or
@@ -42,7 +42,7 @@ def read_config_file(file: Path) -> dict[str, Any]:
             raise ConfigError(f"{file}: is damaged, it has more than {MAX_BYTES:,} bytes")
         values = yaml.load(data.decode(), _Loader)  # noqa: S506  (a safe one)
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is damaged, it is no text in UTF-8") from None
+        raise ConfigError(f"{file}: is damaged, it is not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f", line {mark.line + 1}"
@@ -63,7 +63,7 @@ def read_config_file(file: Path) -> dict[str, Any]:
 def read_run(folder: Path, plugins: Collection[str] = ()) -> Config:
     """The configuration of a finished run, simulated or of a server.
 
-    What only a server's has, addresses and keys, is left out. `plugins` are the users' packages
+    Keys that only servers have, such as addresses, are left out. `plugins` are the users' packages
     that the caller names.
 
     Raises:
@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         values: dict[Any, Any] = super().construct_mapping(node, deep)
         if len(values) < len(node.value):
-            raise _refusal("a key stands twice", node.start_mark)
+            raise _refusal("a key occurs twice", node.start_mark)
         return values
 
 

@@ -1,4 +1,4 @@
-"""Errors in the files of `conf/` that a user's package has, with the file's name."""
+"""Errors in the `conf/` files of a user's package, with the file's name."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ KEY = re.compile(r"[\w.]*")  # that a message begins with
 
 @contextmanager
 def user_files_named(overrides: Sequence[Override]) -> Iterator[None]:
-    """Puts the file before an error of a value that stands in it, and not on the command line."""
+    """Puts the file's name before an error about a value from that file, not the command line."""
     try:
         yield
     except ConfigError as error:
@@ -27,7 +27,7 @@ def user_files_named(overrides: Sequence[Override]) -> Iterator[None]:
 
 
 def no_yaml(error: yaml.YAMLError) -> str:
-    """What stands in the way of reading a file, with its name where it is known."""
+    """Why a file is not valid YAML, with the file's name where it is known."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

@@ -15,10 +15,10 @@ class CacheOptions(Section):
 
 
 class GroupOptions(CacheOptions):
-    """Options of the sources that know whose an image is."""
+    """Options of the sources that know the owner of each image."""
 
-    group: str | None = None  # the column that says it, for partition=groups
-    groups: int | None = Field(None, ge=1)  # at most so many of them; None: all
+    group: str | None = None  # the column that names the owner, for partition=groups
+    groups: int | None = Field(None, ge=1)  # at most this many owners; None: all
 
 
 class FileOptions(CacheOptions):
@@ -30,7 +30,7 @@ class FileOptions(CacheOptions):
         """Where the images are.
 
         Raises:
-            ConfigError: nobody has said it; `what` says which images, and of which `data`.
+            ConfigError: data.root is not set; `what` says which images it must name.
         """
         if not self.root:
             raise ConfigError(f"data.root must name {what}")

@@ -21,7 +21,7 @@ from orchestra_flwr.square_image import FORMATS, MAX_BYTES, check_size
 logger = logging.getLogger("orchestra_flwr.data")
 
 COMPARED = 16  # files of a folder whose content is part of its identity
-WINDOWS = 0  # the system by which a zip says that it was made
+WINDOWS = 0  # the number of the system that a zip was made on
 ENCRYPTED = 1  # the flag of a zip's member
 MISSING = {*optional_formats.SUFFIXES} - {*optional_formats.installed()}
 NEED_LIBRARY = frozenset(itertools.chain(*(FORMATS[name] for name in MISSING)))
@@ -54,7 +54,7 @@ class Archive(AbstractContextManager["Archive"]):
 
     Args:
         root: where it is.
-        key: of the configuration that names it, for messages.
+        key: the configuration key that names it, for messages.
 
     Raises:
         ConfigError: there is none at `root`.
@@ -78,7 +78,7 @@ class Archive(AbstractContextManager["Archive"]):
             raise wrong_root(root, what, key)
         try:
             self._zip = zipfile.ZipFile(root)
-        # The others: a name that is no UTF-8, a version that is not known.
+        # The last two: a name that is not UTF-8, an unknown version.
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             what = f"must be a folder or a zip file ({_cause(error)})"
             raise wrong_root(root, what, key) from None
@@ -105,7 +105,7 @@ class Archive(AbstractContextManager["Archive"]):
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is empty, far too large for an image, or no file any more.
+            ValueError: it is empty, far too large for an image, or no longer a file.
         """
         if self._zip is None:
             return _read_regular(self._root / name)
@@ -118,10 +118,10 @@ class Archive(AbstractContextManager["Archive"]):
     def identity(self, files: Sequence[ImageFile]) -> list[Any]:
         """Identifies these files, for the keys of cached results.
 
-        Files of a zip are identified by the checksums of their content: a copy of the zip is the
-        same. Files of a folder by its path, their sizes and times, and the content of 16 of them:
-        uncompressed images have one size, files of a tar archive may have one time, and in two
-        containers one path may be two folders.
+        Files of a zip are identified by the checksums of their content: a copy of the zip has the
+        same identity. Files of a folder are identified by its path, their sizes and times, and the
+        content of 16 of them: uncompressed images all have one size, files of a tar archive may all
+        have one time, and one path may be a different folder in each container.
 
         Returns:
             Values that JSON can hold.
@@ -134,7 +134,7 @@ class Archive(AbstractContextManager["Archive"]):
         return [str(self._root.resolve()), stamps, contents]
 
     def _content_fingerprint(self, name: str) -> str | None:
-        """None for a file that cannot be read, which decoding reports."""
+        """None for a file that cannot be read; decoding reports it."""
         try:
             return fingerprint_of(self.read(name))
         except (OSError, ValueError):
@@ -144,7 +144,7 @@ class Archive(AbstractContextManager["Archive"]):
         files, again, unread = regular_files(self._root, _is_photograph)
         if again:
             logger.warning(
-                "%s: %d links to files or folders that count already are left out",
+                "%s: %d links to files or folders that are already counted are left out",
                 self._root, again,
             )  # fmt: skip
         if unread:
@@ -157,7 +157,7 @@ class Archive(AbstractContextManager["Archive"]):
         ]
 
     def _in_zip(self) -> list[ImageFile]:
-        """Regular members; of those with one name the last, of those at one offset the first."""
+        """Regular members: of those with one name the last, of those at one offset the first."""
         placed: dict[int, ImageFile] = {}
         for name, member in sorted(self._members.items()):
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -189,7 +189,7 @@ def _suffix(name: str) -> str:
 
 
 def _slashed(member: zipfile.ZipInfo) -> str:
-    """A member's path; PowerShell's Compress-Archive wrote those of Windows with backslashes."""
+    """A member's path; PowerShell's Compress-Archive has written backslashes on Windows."""
     name = member.filename
     return name.replace("\\", "/") if member.create_system == WINDOWS else name
 

@@ -16,7 +16,7 @@ LAYOUT = (
     "no label"
 )
 SPLIT_FOLDERS = {"train", "test"}
-# How others call train/ and test/, in any case.
+# Other common names of train/ and test/, in any letter case.
 SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
@@ -35,10 +35,10 @@ def survey(root: str) -> tuple[int, int, int]:
 
 
 def class_folders(files: list[ImageFile]) -> list[str | None]:
-    """The class folder of each file by the rules of :func:`arrange`, None where it lies in none.
+    """The class folder of each file by the rules of :func:`arrange`; None if it is in none.
 
-    A folder that holds everything is no class, nor are train/ and test/; folders in a class folder
-    are part of it.
+    A folder that holds everything is no class, and neither are train/ and test/; folders in a class
+    folder are part of it.
     """
     placed = _without_outer_folders([(file.parts, file) for file in files])
     if any(parts[0] in SPLIT_FOLDERS for parts, _ in placed):
@@ -86,7 +86,7 @@ Placed = list[tuple[tuple[str, ...], ImageFile]]
 
 
 def _without_outer_folders(placed: Placed) -> Placed:
-    """Removes folders that hold everything, as in many zips; a single class is none, too."""
+    """Removes folders that hold everything, as in many zips; so a single class is no class."""
     while True:
         tops = {parts[0] for parts, _ in placed}
         if len(tops) != 1 or tops & SPLIT_FOLDERS or len(placed[0][0]) == 1:

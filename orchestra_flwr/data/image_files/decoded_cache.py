@@ -52,7 +52,7 @@ def cached(
 ) -> Dataset:
     """The data set from the cache, else made and stored there.
 
-    A damaged file is reported and made anew. If the folder cannot be written, a warning says so.
+    A damaged file is reported and made anew. If the folder cannot be written, a warning is logged.
     Files are replaced as a whole: several processes may store the same data set at once.
 
     Args:
@@ -60,8 +60,8 @@ def cached(
         name: the data set's name, a part of the file's name.
         key: from :func:`cache_key`.
         make: decodes the images.
-        readable: whether one of these files, which could not be read before, can be read now: then
-            the data set is made anew.
+        readable: whether one of these files, which could not be read before, can be read now; if
+            so, the data set is made anew.
     """
     file = folder / f"{name}-{key}.safetensors"
     stored = _load(file)
@@ -71,7 +71,7 @@ def cached(
     try:
         store_dataset(file, dataset)
     except OSError as error:
-        logger.warning("data.cache=%s: cannot be written, going on without: %s", folder, error)
+        logger.warning("data.cache=%s: cannot be written, going on without it: %s", folder, error)
         return dataset
     return _load(file) or dataset  # mapped, the pages are shared and can be dropped under pressure
 
@@ -89,7 +89,7 @@ def store_dataset(file: Path, dataset: Dataset) -> None:
         for kind in TARGETS if part is not None else ():
             values = getattr(part, kind)
             tensors |= {} if values is None else {f"{name}.{kind}": values}
-    if dataset.train.files:  # as a tensor: the header, which holds the facts, has its limits
+    if dataset.train.files:  # as a tensor: the header, which holds the facts, is limited in size
         text = NAME_END.join(dataset.train.files).encode(errors="surrogateescape")
         tensors["train.files"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     facts = {
@@ -100,7 +100,7 @@ def store_dataset(file: Path, dataset: Dataset) -> None:
         "shorter_side": dataset.shorter_side,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Private images, for their owner alone.
+    # Images are private: their owner alone may read them.
     save_tensors(file, tensors, {"facts": json.dumps(facts)}, mode=0o600)
 
 
@@ -141,6 +141,6 @@ def _dataset(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Dataset:
 
     train, test = part("train", files), part("test") if "test.images" in tensors else None
     skipped = tuple((path, reason) for path, reason in facts["skipped"])
-    # What files of earlier versions may not have.
+    # Files of earlier versions may lack these.
     unread, side = tuple(facts.get("unread", ())), facts.get("shorter_side")
     return Dataset(facts["name"], train, test, skipped, unread, shorter_side=side)

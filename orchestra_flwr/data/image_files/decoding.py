@@ -21,10 +21,10 @@ from orchestra_flwr.square_image import broken_because, decode_image, opened_ima
 
 logger = logging.getLogger("orchestra_flwr.data")
 
-PROGRESS_SECONDS, MAX_SECONDS = 2.0, 60.0  # between two lines: from line to line it doubles
+PROGRESS_SECONDS, MAX_SECONDS = 2.0, 60.0  # first and longest wait between lines; it doubles
 MAX_THREADS = 8  # more would only wait for Python's lock
 CHUNK = 64  # files a task
-MEASURED = 100  # files, of which the size before resizing is looked at
+MEASURED = 100  # files whose size before resizing is looked at
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Decoded:
         broken: (name, reason) of the others, printable.
         unread: names of those among them whose content was never seen, such as files without
             permission to read; they may be readable later (:func:`any_readable`).
-        shorter_side: height or width, whichever is less, in pixels: the median of some files'; None
+        shorter_side: the median over some files of the lesser of height and width, in pixels; None
             without any.
     """
 
@@ -124,7 +124,7 @@ def _without_failures(
 def any_readable(
     unread: Collection[str], names: Iterable[str], read: Callable[[str], bytes]
 ) -> bool:
-    """Whether one of the unread files can be read by now, so that all are to be decoded again.
+    """Whether one of the unread files can be read by now, so that all must be decoded again.
 
     Repaired permissions, disks and zips change neither size, time nor checksum of a file.
 

@@ -20,7 +20,7 @@ FORMULA = ("=", "+", "-", "@")  # and tab and return, which :func:`printable` es
 def table_text(rows: Iterable[Sequence[str]]) -> str:
     """Rows as CSV, printable, with an apostrophe before texts that would be formulas.
 
-    Numbers stay numbers. :func:`read_file_table` takes the apostrophes off again.
+    Numbers stay numbers. :func:`read_file_table` removes the apostrophes again.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_as_text, row) for row in rows)
@@ -30,17 +30,17 @@ def table_text(rows: Iterable[Sequence[str]]) -> str:
 def read_file_table(
     key: str, path: str, columns: tuple[str, str], *, may_lack: bool = False
 ) -> dict[str, str]:
-    """The value of each file in a CSV whose first line names both columns, and maybe others.
+    """The value of each file in a CSV whose first line names both columns, and possibly others.
 
-    The first line tells which separator a spreadsheet wrote: comma, semicolon or tab. Spaces around
-    files and values are left out, and so are a path's leading `./` and the apostrophes of
+    The first line shows which separator a spreadsheet wrote: comma, semicolon or tab. Spaces around
+    files and values are removed, and so are a path's leading `./` and the apostrophes of
     :func:`table_text`.
 
     Args:
         key: the configuration key that names the table, for messages.
         path: the table; ``~`` is the home directory.
         columns: the names of the columns with the files and with their values.
-        may_lack: whether files may be without a value; they are left out.
+        may_lack: whether files may lack a value; these are left out.
 
     Raises:
         ConfigError: the table cannot be read, lacks a column, or has a line with too many fields,
@@ -62,18 +62,18 @@ def read_table(
 ) -> list[tuple[int, list[str]]]:
     """The lines of such a table: the number of each, and its cells in the order of `columns`.
 
-    The first column is that of the files, `file` or `path`; cells may be empty. `keys` are those of
-    the configuration that name columns, for messages.
+    The first column is that of the files, `file` or `path`; cells may be empty. `keys` are the
+    configuration keys that name columns, for messages.
 
     Raises:
-        ConfigError: as :func:`read_file_table`, but of empty cells and second values.
+        ConfigError: as :func:`read_file_table`, except for empty cells and second values.
     """
     lines = []
     for line, row in _rows(key, path, columns, keys):
         if None in row:
             raise ConfigError(
-                f"{key}={path}: line {line} has more fields than the first line; text that holds "
-                "what separates them needs quotes"
+                f"{key}={path}: line {line} has more fields than the first line; text that "
+                "contains the separator needs quotes"
             )
         file, *cells = (_from_text((row[column] or "").strip()) for column in columns)
         lines.append((line, [posixpath.normpath(file) if file else "", *cells]))
@@ -111,7 +111,7 @@ def _rows(
         rows = [(reader.line_num, row) for row in reader][1:]
     except UnicodeDecodeError:
         raise ConfigError(
-            f"{key}={path}: cannot be read (is not UTF-8; spreadsheets call that CSV UTF-8)"
+            f"{key}={path}: cannot be read (is not UTF-8; spreadsheets save it as CSV UTF-8)"
         ) from None
     except OSError as error:
         raise ConfigError(f"{key}={path}: cannot be read ({error.strerror})") from None
@@ -128,7 +128,7 @@ def _rows(
 
 
 def _first_line(text: str, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """The separator of the columns, and their names in small letters."""
+    """The separator of the columns, and their names in lower case."""
     headers = {}
     for separator in SEPARATORS:
         first = next(csv.reader(_lines(text), delimiter=separator), [])
@@ -142,5 +142,5 @@ def _first_line(text: str, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _lines(text: str) -> io.StringIO:
-    """Lines for the reader; splitlines would also divide at characters that file names may hold."""
+    """Lines for the reader; splitlines would also split at characters that file names may hold."""
     return io.StringIO(text, newline="")

@@ -1,4 +1,4 @@
-"""The regular files below a folder, each once however many links lead to it."""
+"""The regular files below a folder, each once, however many links lead to it."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ class Walk(NamedTuple):
     Attributes:
         files: status of the wanted files, by their paths below the folder, with slashes.
         again: how many files and folders were met again.
-        unread: the reason by path, of folders and links that cannot be read.
+        unread: reasons by path, of folders and links that cannot be read.
     """
 
     files: dict[str, os.stat_result]
@@ -27,8 +27,8 @@ def regular_files(root: Path, wanted: Callable[[str], bool]) -> Walk:
     """The files below a folder that are wanted by their paths below it.
 
     Links are followed. A file or folder that is reached by several paths counts at the first one:
-    in train/, in test/, then in the order of the names. So links that lead round in a circle end,
-    and nothing counts twice. Pipes, sockets, devices and what begins with a dot are left out.
+    in train/, in test/, then in the order of the names. Circular links therefore end, and nothing
+    counts twice. Pipes, sockets, devices and names that begin with a dot are left out.
     """
     files: dict[str, os.stat_result] = {}
     unread: dict[str, str] = {}

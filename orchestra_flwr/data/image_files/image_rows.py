@@ -1,4 +1,4 @@
-"""Images before they are read: what each shows, whose it is, and where it comes from."""
+"""Images before they are read: what each shows, who owns it, and where it comes from."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_un
 from orchestra_flwr.data.subset import SUBSET_SEED, balanced_subset
 from orchestra_flwr.files import folder_name
 
-HIDDEN = (None, -1)  # what stands for no label
+HIDDEN = (None, -1)  # values that mean no label
 
 Targets = NDArray[np.int64] | NDArray[np.bool_]  # (N,) classes, or (N, K) which an image shows
 
@@ -46,14 +46,14 @@ class Classes:
         self._number = {word: position for position, word in enumerate(numbers)}
 
     def targets(self, values: Sequence[Any]) -> Targets | None:
-        """Of the images of a split; UNLABELLED where hidden, None where all are.
+        """The targets of a split's images: UNLABELLED where hidden, None if all are hidden.
 
-        Of several classes of an image those are left out that no training image shows; where the
-        classes of some are hidden, this is None.
+        If images may show several classes, those that no training image shows are left out, and if
+        the classes of some images are hidden, this is None.
 
         Raises:
             ConfigError: an image is of a class without training images, or of several classes
-                where no training image may be.
+                although training images have one each.
         """
         hidden = [_is_hidden(value) for value in values]
         if all(hidden) or (self.several and any(hidden)):
@@ -85,10 +85,10 @@ class Rows:
     Attributes:
         names: of the images, printable or not, for messages and for `read`.
         read: gives an image's file.
-        targets: what each shows, UNLABELLED if that is not known; None if it is of none.
-        groups: whose each is; None if that is not known.
-        identity: of the images of some of the names, differs between two versions of them; values
-            that JSON can hold.
+        targets: what each shows, UNLABELLED if that is not known; None if no image's is known.
+        groups: the owner of each; None if that is not known.
+        identity: takes some of the names and identifies their images, so that two versions of them
+            differ; returns values that JSON can hold.
         are_paths: whether the names are paths below `data.root`.
     """
 
@@ -119,18 +119,18 @@ class Rows:
         return cls([*found], archive.read, shown, None, identity, are_paths=True)
 
     def limited(self, limit: int | None) -> "Rows":
-        """At most `limit` images, of each class alike."""
+        """At most `limit` images, balanced by class."""
         labels: Any = None if self.targets is None or self.targets.ndim > 1 else self.targets
         return self.only(balanced_subset(labels, len(self.names), limit))
 
     def of_groups(self, count: int) -> "Rows":
-        """The images of at most so many groups.
+        """The images of at most `count` groups.
 
-        They are drawn at random, the same ones for every seed; a larger number contains a smaller
+        Groups are drawn at random, the same ones for every seed; a larger choice contains a smaller
         one.
 
         Raises:
-            ConfigError: nothing says whose an image is.
+            ConfigError: the owners of the images are not known.
         """
         if self.groups is None:
             raise ConfigError(f"data.groups={count}: data.group must name a column")
@@ -139,7 +139,7 @@ class Rows:
         return self.only(np.flatnonzero(np.isin(owner, drawn)))
 
     def labelled(self) -> "Rows":
-        """Without the images whose class is not known; all, where none is."""
+        """The images whose class is known; all of them, if none is."""
         return self if self.targets is None else self.only(np.flatnonzero(~self.unlabelled))
 
     @property
@@ -150,7 +150,7 @@ class Rows:
         return np.equal(self.targets, UNLABELLED)
 
     def only(self, chosen: NDArray[np.int64]) -> "Rows":
-        """Those at some positions, in this order."""
+        """The images at some positions, in this order."""
         indices = chosen.tolist()
         return replace(
             self,
@@ -160,7 +160,7 @@ class Rows:
         )
 
     def images(self, classes: tuple[str, ...], pixels: Tensor | None = None) -> ImageSet:
-        """With their pixels; None: without. Files of groups lie in the folders of these."""
+        """As a set, without `pixels` empty ones. With groups, files are named in their folders."""
         files = tuple(self.names) if self.are_paths else ()
         if self.groups is not None:
             named = zip(self.groups, self.names, strict=True)
@@ -192,7 +192,7 @@ class Contents:
     classes: tuple[str, ...]
 
     def dataset(self, name: str, decoded: Decoded | None = None) -> Dataset:
-        """The images that were decoded, those of training first; None: all, without pixels."""
+        """The decoded images, training images first; with None all images, without pixels."""
         count = len(self.train.names)
         everything = range(count + len(self.test.names if self.test else ()))
         good = np.array(everything if decoded is None else decoded.good, dtype=np.int64)
@@ -243,7 +243,7 @@ def load_rows(
     given: Sequence[Any],
     listed: Callable[[Dataset], None],
 ) -> Dataset:
-    """The same of the lines of a table. Test images without a label are left out.
+    """As :func:`load_files`, for the lines of a table; leaves out unlabelled test images.
 
     Args:
         options: the number of groups, and the cache.
@@ -274,7 +274,7 @@ def _load(
     where: str,
     facts: Callable[[Contents], Sequence[Any]],
 ) -> Dataset:
-    """The limits choose among the images, before anything is decoded."""
+    """Applies the limits before anything is decoded."""
     test = contents.test and contents.test.limited(data.test_limit)
     chosen = Contents(contents.train.limited(data.train_limit), test, contents.classes)
     parts = [rows for rows in (chosen.train, test) if rows is not None]

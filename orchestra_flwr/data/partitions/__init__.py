@@ -21,8 +21,8 @@ class Partition(Plugin, ABC):
 
     Class attributes:
         needs_labels: whether images without labels are refused before `split` is called.
-        without_pixels: whether `groups`, where a partition has its own, looks at no pixels, so that
-            a split can be tried before images are decoded.
+        without_pixels: whether a partition's own `groups` looks at no pixels, so that a split can
+            be tried before images are decoded.
     """
 
     needs_labels: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class Partition(Plugin, ABC):
     ) -> Sequence[Indices]:
         """The parts of `split`, each in an order whose end `partition.cut=by_class` leaves out.
 
-        Here class by class, as in the released code of Dec-SSL.
+        By default class by class, as in the released code of Dec-SSL.
         """
         if labels is None:
             return parts
@@ -133,10 +133,10 @@ def partition(
 
 
 def try_partition(config: PartitionConfig, images: ImageSet, clients: int, seed: int) -> None:
-    """Refuses what :func:`partition_by_name` will refuse, by images without their pixels.
+    """Refuses what :func:`partition_by_name` would refuse, given images without their pixels.
 
-    In a split by class those without a label count as little as those that turn out not to be
-    readable.
+    A split by class is tried on the labelled images alone: the others may turn out to be
+    unreadable.
 
     Raises:
         ConfigError: as in :func:`partition_by_name`.

@@ -10,8 +10,8 @@ from orchestra_flwr.data.partitions import Indices, Partition
 
 Shares = NDArray[np.float64]
 
-BALANCING_STEPS = 100  # even: the balancing's scale alternates and is right after even steps
-EVEN_ALPHA = 1e9  # a draw is even to the last image from here on; larger ones overflow
+BALANCING_STEPS = 100  # even: the scale alternates, and is right after an even number of steps
+EVEN_ALPHA = 1e9  # a draw is even to the last image from here on; larger values overflow
 HELD_SHARE = 0.01  # of a client's images: what the paper's Table 4 counts as holding a class
 
 
@@ -50,12 +50,12 @@ def _balanced_shares(
     """Each client's share of all images, by class: (classes, clients), columns nearly equal.
 
     A Dirichlet draw over the clients for each class, then a simultaneous scaling of columns to
-    equal clients and of rows to the classes' sizes. numpy's legacy generator and the scaling by
-    sums that are both taken before the division are the published ones.
+    equal clients and of rows to the classes' sizes. As published, the generator is numpy's legacy
+    one, and both sums are taken before either division.
     """
     random = np.random.RandomState(seed % 2**32)
     shares = random.dirichlet([min(alpha, EVEN_ALPHA)] * clients, size=classes)
-    # A tiny alpha gives no share, or infinite ones; in its limit a class is one client's.
+    # A tiny alpha gives zero or infinite shares; in the limit one client has the whole class.
     for row in np.flatnonzero(~(np.isfinite(sums := shares.sum(axis=1)) & (sums > 0))):
         shares[row] = np.eye(clients)[random.randint(clients)]
     shares /= shares.sum()
@@ -67,7 +67,7 @@ def _balanced_shares(
 
 
 def _divide(shares: Shares, scale: Shares) -> Shares:
-    """`shares / scale`; a client or class that has nothing keeps nothing."""
+    """`shares / scale`; a client or class without any share keeps none."""
     quotient: Shares = np.divide(shares, scale, out=np.zeros_like(shares), where=scale > 0)
     return quotient
 
@@ -95,7 +95,7 @@ def _whole_quotas(shares: Shares, sizes: Indices) -> Indices:
 
 
 def _rounded_down(shares: Shares, sizes: Indices) -> Indices:
-    """The published quotas: shares of all images, rounded down, at most what a class has."""
+    """The published quotas: shares of all images, rounded down, at most the class's size."""
     quotas: Indices = np.floor(shares * sizes.sum()).astype(np.int64)
     for row in np.flatnonzero(quotas.sum(axis=1) > sizes):  # scaling has not settled
         quotas[row] = np.floor(shares[row] / shares[row].sum() * sizes[row])
@@ -103,7 +103,7 @@ def _rounded_down(shares: Shares, sizes: Indices) -> Indices:
 
 
 def _takers(row: Indices, share: Shares, mean_size: float) -> Indices:
-    """The clients that may take what rounding left of a class: its holders, else likely ones."""
+    """The clients that may take what rounding left of a class: its holders, or else likely ones."""
     for least in (max(1, np.ceil(HELD_SHARE * mean_size)), 1):
         if (row >= least).any():
             return np.flatnonzero(row >= least)
@@ -111,7 +111,7 @@ def _takers(row: Indices, share: Shares, mean_size: float) -> Indices:
 
 
 def _fill_empty(parts: list[Indices]) -> list[Indices]:
-    """A client without images takes the last one of the largest client."""
+    """Gives each client without images the last image of the largest client."""
     for client, part in enumerate(parts):
         if len(part) == 0:
             largest = int(np.argmax([len(other) for other in parts]))

@@ -19,7 +19,7 @@ from orchestra_flwr.models import Encoder, encoder_at, extract_features
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 
 COMPONENTS = 30
-MIN_VARIANCE = 1e-6  # of the first component's: less is rounding, which whitening would enlarge
+MIN_VARIANCE = 1e-6  # as a share of the first component's: less is rounding, enlarged by whitening
 KMEANS_STARTS = 10
 SEED = 20221021  # of PCA and k-means: groups belong to the images, whatever the run's seed
 BATCH = 256
@@ -59,7 +59,7 @@ class Features(Partition):
         return {**super().unread(config), f"partition.{other}": f"with partition.deal={deal}"}
 
     def check_files(self, channels: int, size: int) -> None:
-        """The encoder."""
+        """Refuses an encoder that cannot be read, or expects other images."""
         self._encoder((channels, size, size))
 
     def groups(self, images: ImageSet) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -86,7 +86,7 @@ class Features(Partition):
         features = extract_features(encoder, images.images, BATCH)
         if not torch.isfinite(features).all() or (features == features[0]).all():
             raise ConfigError(
-                f"partition.encoder={self.settings.encoder}: makes no groups, the features of "
+                f"partition.encoder={self.settings.encoder}: makes no groups: the features of "
                 "these images are not finite or all alike"
             )
         groups = torch.from_numpy(_clusters(features.numpy(), count, whiten))

@@ -33,10 +33,10 @@ class _Settings(Section):
 
 
 class FlwrDatasets(Partition):
-    """What a class of `flwr_datasets.partitioner` makes of the images' classes.
+    """The split that a class of `flwr_datasets.partitioner` makes from the images' classes.
 
-    The number of clients, the column of the classes and the seed are the run's; all else stands in
-    `partition.options`.
+    The run sets the number of clients, the column of the classes and the seed; all other arguments
+    are in `partition.options`.
     """
 
     Settings = _Settings

@@ -16,7 +16,7 @@ from orchestra_flwr.data.partitions.by_class import ByClass
 
 
 class _Settings(Section):
-    level: int = Field(1, ge=1)  # which folder names the group: 1 that of the image, 2 the next up
+    level: int = Field(1, ge=1)  # the folder that names the group: 1 the image's, 2 the next up
     csv: str | None = None  # a table with the columns file (below data.root) and group, instead
 
 
@@ -33,7 +33,7 @@ class Groups(ByClass):
 
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
-        """With a table folders play no part."""
+        """With a table, folders are not read."""
         table = config.partition.settings.csv is not None
         level = {"partition.level": "with partition.csv"} if table else {}
         return {**super().unread(config), **level}
@@ -56,7 +56,7 @@ class Groups(ByClass):
             if name in ("", ".", "..") or "/" in name or printable(name) != name:
                 raise ConfigError(
                     f"partition=groups: {printable(name)!r} cannot be a client's name, "
-                    "which must be that of a folder"
+                    "which must be a valid name of a folder"
                 )
         index = {name: position for position, name in enumerate(names)}
         return torch.tensor([index[group] for group in groups]), tuple(names)
@@ -67,7 +67,7 @@ def _folder(file: str, level: int) -> str:
     if len(folders) < level:
         raise ConfigError(
             f"partition.level={level}: {printable(file)} lies in {len(folders)} folders below "
-            "data.root; every image must lie in as many or more"
+            f"data.root; every image must lie in {level} or more"
         )
     return folders[-level]
 

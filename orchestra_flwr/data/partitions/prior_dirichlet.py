@@ -9,12 +9,12 @@ from orchestra_flwr.config import Section
 from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.seeding import numpy_generator
 
-EVEN_ALPHA = 1e9  # a draw is the prior itself from here on; larger ones overflow
-LEAST_ALPHA = 5e-324  # the smallest float: without any, a draw has no shares
+EVEN_ALPHA = 1e9  # a draw is the prior itself from here on; larger values overflow
+LEAST_ALPHA = 5e-324  # the smallest float: with 0, a draw has no shares
 
 
 class _Settings(Section):
-    # Times the prior, so that it means the same for any number of classes.
+    # Multiplies the prior, so that it means the same for any number of classes.
     alpha: float = Field(0.1, gt=0)
 
 
@@ -22,7 +22,7 @@ class PriorDirichlet(Partition):
     """Each client draws class shares from Dirichlet(alpha * prior), then its images by them.
 
     The prior is the classes' shares of all images. Clients differ in size by one image at most.
-    `dirichlet` spreads each class over the clients instead: its alpha is this one's times the
+    `dirichlet` spreads each class over the clients instead: its alpha is this alpha times the
     prior. From Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
     Visual Classification" (https://arxiv.org/abs/1909.06335).
     """
@@ -51,14 +51,14 @@ class PriorDirichlet(Partition):
 def _drawn(
     alpha: NDArray[np.float64], left: Indices, size: int, random: np.random.Generator
 ) -> Indices:
-    """How many images of each class a client draws one by one, without putting any back.
+    """How many images of each class a client draws, one by one and without replacement.
 
-    A draw of a class that has run out is repeated: its share goes to the others in proportion.
+    A draw of an exhausted class is repeated: its share goes to the others in proportion.
 
     Args:
         alpha: concentrations, (classes,).
         left: images that are not yet taken, (classes,).
-        size: the number of images to draw, at most those that are left.
+        size: the number of images to draw, at most the sum of `left`.
 
     Returns:
         int64, (classes,), of sum `size`.
@@ -68,7 +68,7 @@ def _drawn(
     while (missing := size - taken.sum()) > 0:
         open_ones = taken < left
         shares = np.where(open_ones, shares, 0.0)
-        if not shares.sum() > 0:  # too small for a float: the rest of a draw is a draw itself
+        if not shares.sum() > 0:  # too small for a float: the open classes are drawn anew
             shares[open_ones] = random.dirichlet(alpha[open_ones])
         shares = shares / shares.sum()
         taken = np.minimum(taken + random.multinomial(missing, shares), left)

@@ -1,4 +1,4 @@
-"""Clients of which a share of the images is of their own classes alone."""
+"""Clients with a share of images that are of the clients' own classes alone."""
 
 from collections.abc import Sequence
 from itertools import pairwise

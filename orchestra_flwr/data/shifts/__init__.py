@@ -17,10 +17,10 @@ UNUSED_BITS = 63 - FLOAT_BITS  # of a derived seed
 
 
 class Shift(Plugin, ABC):
-    """How a client's training images differ in looks, beside their classes.
+    """How a client's training images differ in looks, apart from their classes.
 
-    A simulation applies it where a client's images are selected, in every round alike; test images
-    and the images of real clients stay as they are.
+    A simulation applies it when it selects a client's images, in every round alike; test images and
+    the images of real clients stay as they are.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Shift(Plugin, ABC):
 
 
 def drawn_variants(count: int, alpha: float, indices: Tensor, client: str, seed: int) -> Tensor:
-    """Which of `count` variants each image gets: most images of a client get one of a few.
+    """Which of `count` variants each image gets; most of a client's images get one of a few.
 
     A client's shares of the variants are drawn from Dirichlet(alpha / count), and each image's
     variant by these shares, with a random number that depends on the image alone.
@@ -65,7 +65,7 @@ def drawn_variants(count: int, alpha: float, indices: Tensor, client: str, seed:
     shares = numpy_generator(seed, "shift", "variants", client).dirichlet(concentration)
     ends = shares.cumsum()
     ends /= ends[-1]
-    # At an end an image belongs to the next variant: one without a share gets none.
+    # A draw equal to an end belongs to the next variant: a variant without a share gets none.
     draws = uniform(indices, seed, "variant").numpy()
     return torch.as_tensor(np.searchsorted(ends[:-1], draws, side="right"), dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""Clients' images as the source has them."""
+"""Clients' images as they come from the source."""
 
 from torch import Tensor
 

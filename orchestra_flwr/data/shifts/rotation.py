@@ -17,10 +17,10 @@ PADDING = {"black": "zeros", "reflect": "reflection"}  # as grid_sample calls th
 
 class _Settings(Section):
     bins: int = Field(10, ge=1)  # equal parts of `range`
-    alpha: float = Field(0.1, gt=0)  # of a client's shares of them: the smaller, the fewer bins
-    fixed: bool = False  # each bin is one angle, its least, instead of any angle in it
+    alpha: float = Field(0.1, gt=0)  # of a client's shares of bins: the smaller, the fewer bins
+    fixed: bool = False  # a bin stands for its least angle alone, not for any angle in it
     range: float = Field(360.0, gt=0, le=360)  # degrees
-    fill: Literal["black", "reflect"] = "black"  # of corners, which black betrays the angle in
+    fill: Literal["black", "reflect"] = "black"  # of corners; black ones betray the angle
 
 
 class Rotation(Shift):
@@ -49,7 +49,7 @@ class Rotation(Shift):
         return rotated(images, self.angles(indices, client, seed), self.settings.fill)
 
     def angles(self, indices: Tensor, client: str, seed: int) -> Tensor:
-        """By how many degrees images are turned: float64, (n,), on the CPU.
+        """The images' angles in degrees: float64, (n,), on the CPU.
 
         Args:
             indices: their positions among the training images, int64, (n,).
@@ -67,7 +67,7 @@ def rotated(images: Tensor, degrees: Tensor, fill: str) -> Tensor:
     Args:
         images: uint8, (n, C, S, S).
         degrees: (n,).
-        fill: what comes from outside of an image: "black" or "reflect".
+        fill: of pixels from outside of an image: "black" or "reflect".
 
     Returns:
         uint8, (n, C, S, S).

@@ -36,7 +36,7 @@ class _Settings(Section):
 
 
 class Style(Shift):
-    """Each image has one style, in every round the same, of the few that its client has.
+    """Each image has one of its client's few styles, the same in every round.
 
     A client draws its shares of the styles from Dirichlet(alpha / styles). The five filters (as it
     is, posterised, relief, blurred and warm, noisy and cold) are substitutes for the stylised
@@ -58,7 +58,7 @@ class Style(Shift):
     def check_images(self, images: ImageSet) -> None:
         """Every style must have a copy of every training image, and no more.
 
-        With others, as with `data.train_limit`, a copy would be that of another image.
+        With more, as with `data.train_limit`, an image would get the copy of another.
         """
         if self.settings.folder is None:
             return
@@ -98,7 +98,7 @@ def _posterised(values: Tensor, indices: Tensor, seed: int) -> Tensor:
 
 
 def _relief(values: Tensor, indices: Tensor, seed: int) -> Tensor:
-    """As if embossed, with edges that light and shadow make."""
+    """As if embossed, with light and dark edges."""
     kernel = torch.tensor(RELIEF, device=values.device).expand(3, 1, 3, 3)
     return conv2d(pad(values, (1, 1, 1, 1), mode="replicate"), kernel, groups=3).clamp(0, 1)
 
@@ -178,7 +178,7 @@ def _numbered(folder: str, files: Sequence[ImageFile]) -> tuple[list[ImageFile],
     styles = len({style for style, _ in placed})
     numbers = range(len(placed) // max(1, styles))
     if not placed or any((style, n) not in placed for style, _ in placed for n in numbers):
-        raise _wrong_copies(folder, "each style with as many, from 0 without gaps")
+        raise _wrong_copies(folder, "the same numbers in each style, from 0 without gaps")
     return [placed[key] for key in sorted(placed)], styles
 
 

@@ -25,8 +25,8 @@ class Source(Plugin, ABC):
         max_turn: degrees by which an image can be turned without changing its meaning.
 
     Attributes:
-        listed: `load` may call it with images without pixels, (N, C, 0, 0), but with their labels
-            and files, before it decodes them: what can be refused by these is refused there.
+        listed: `load` may call it before it decodes images, with their labels and files but without
+            pixels, (N, C, 0, 0), so that what these rule out is refused early.
 
     Args:
         settings: the source's own options, an object of its `Settings`.
@@ -63,7 +63,7 @@ class Source(Plugin, ABC):
 
     @classmethod
     def label(cls, settings: Any) -> str:
-        """A name of these images, for figures and names of files; "": the source's name."""
+        """A name of these images, for figures and file names; "": the source's name."""
         return ""
 
 
@@ -91,7 +91,7 @@ def load_dataset(
 
 
 def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
-    """With `data.test_share` that share of the labelled training images, of each class alike.
+    """Makes test images of `data.test_share` of each class's labelled training images.
 
     Raises:
         ConfigError: there are test images, or no labels, or too few images of each class.
@@ -113,7 +113,7 @@ def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
     labelled = (labels != UNLABELLED).nonzero().squeeze(1)
     test = labelled[stratified_share(labels[labelled].numpy(), share)]
     if not len(test):
-        raise ConfigError(f"data.test_share={share:g}: is no image of any class, must be larger")
+        raise ConfigError(f"data.test_share={share:g}: is no image of any class; must be larger")
     rest = torch.ones(len(train), dtype=torch.bool)
     rest[test] = False
     return replace(

@@ -16,11 +16,11 @@ NOISE = 8.0  # standard deviation, gray values
 
 
 class AffineDigits(Digits):
-    """Two images of each of scikit-learn's 1,797 digits, changed at random, always the same way.
+    """Two images of each of scikit-learn's 1,797 digits, changed at random by a fixed seed.
 
-    Unlike the digits as they are, which random weights tell apart as well as trained ones, these
-    show what training gains. Made as affNIST (Tieleman, 2013) is made of MNIST: resized, turned
-    and moved; the ink is weaker or stronger, the ground gray and noisy. Images of one digit are
+    Random weights tell the original digits apart as well as trained ones; these digits show what
+    training gains. They are made as affNIST (Tieleman, 2013) is made from MNIST: resized, turned
+    and moved; the ink is weaker or stronger, the background gray and noisy. Images of one digit are
     all for training or all for testing.
     """
 
@@ -33,7 +33,7 @@ class AffineDigits(Digits):
 
 
 def _changed(digit: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """One digit, uint8 (8, 8), on a noisy ground of (size, size)."""
+    """One digit, uint8 (8, 8), on a noisy background of (size, size)."""
     side = int(rng.integers(round(MIN_SIDE * size), size + 1))
     ink = Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)
     ink = ink.rotate(rng.uniform(-MAX_TURN, MAX_TURN), Image.Resampling.BILINEAR)

@@ -94,7 +94,7 @@ def _is_whole(reader: type[CIFAR10], root: Path) -> bool:
 
 
 def _obtain(reader: type[CIFAR10], root: Path, name: str) -> None:
-    """Unpacks the archive in `root`, or downloads it; the folder appears only when it is whole."""
+    """Unpacks the archive in `root`, or downloads it; the folder appears once it is complete."""
     from torchvision.datasets.utils import check_integrity, extract_archive
 
     archive = root / reader.filename

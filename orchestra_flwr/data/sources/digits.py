@@ -48,7 +48,7 @@ class Digits(Source):
         )
 
     def drawn(self, digits: ImageSet, rng: np.random.Generator) -> ImageSet:
-        """Digits of 8 x 8 pixels in `data.image_size`; here nothing is random."""
+        """Digits of 8 x 8 pixels, resized to `data.image_size`; here nothing is random."""
         return replace(digits, images=resize(digits.images, self.data.image_size))
 
 
@@ -56,8 +56,8 @@ class Digits(Source):
 def _read() -> tuple[np.ndarray, np.ndarray]:
     """Gray values (N, 8, 8), float64, and labels (N,), int64.
 
-    The file alone is read, because every worker does so: importing scikit-learn, and with it scipy,
-    takes seconds.
+    Reads the file without importing scikit-learn, which takes seconds with its scipy, in every
+    worker.
     """
     spec = find_spec("sklearn")
     for folder in (spec and spec.submodule_search_locations) or ():

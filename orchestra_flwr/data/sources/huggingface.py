@@ -20,7 +20,7 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 class HuggingFaceOptions(GroupOptions):
-    """Options under `data.` for data=huggingface; without a column's name the only fitting one."""
+    """Options under `data.` for data=huggingface; an unnamed column is the only one that fits."""
 
     dataset: str | None = None  # of the hub, owner/name; or a folder
     subset: str | None = None  # what the hub calls a configuration

@@ -18,7 +18,7 @@ class ImageFolder(Source):
 
     @classmethod
     def label(cls, settings: FileOptions) -> str:
-        """Two folders have two names."""
+        """The folder's name, so that two folders have two labels."""
         name = Path(settings.root or "").name.removesuffix(".zip")
         return f"image_folder-{name}" if name else ""
 

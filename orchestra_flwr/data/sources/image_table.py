@@ -34,9 +34,9 @@ class _Lines:
     """The images that a table lists.
 
     Attributes:
-        files: those that are there.
-        labels: the cell of each; none without a column of labels.
-        groups: whose each is; None without such a column.
+        files: those that exist.
+        labels: the label cell of each; empty without a column of labels.
+        groups: the owner of each; None without such a column.
     """
 
     files: list[ImageFile]
@@ -51,7 +51,7 @@ class ImageTable(Source):
 
     @classmethod
     def label(cls, settings: ImageTableOptions) -> str:
-        """Two tables have two names."""
+        """The table's name, so that two tables have two labels."""
         return f"image_table-{PurePosixPath(settings.table).stem}" if settings.table else ""
 
     def load(self) -> Dataset:
@@ -98,10 +98,10 @@ class ImageTable(Source):
 def _listed(
     files: list[ImageFile], key: str, path: str, options: ImageTableOptions, group: str | None
 ) -> _Lines:
-    """The lines of a table whose images are there; a warning counts the others."""
+    """The lines of a table whose images exist; a warning counts the others."""
     named = {file.name: file for file in files}
     stems = Counter(PurePosixPath(name).stem for name in named)
-    for file in files:  # a table may know them by their names without folder and suffix
+    for file in files:  # a table may name them without folder and suffix
         stem = PurePosixPath(file.name).stem
         if stems[stem] == 1:
             named.setdefault(stem, file)
@@ -122,8 +122,8 @@ def _listed(
     if not found:
         such = f", such as {printable(missing[0])}" if missing else ""
         raise ConfigError(
-            f"{key}={path}: lists no image below data.root={options.root}{such}; files must be as "
-            "they stand below it"
+            f"{key}={path}: lists no image below data.root={options.root}{such}; files must be "
+            "named by their paths below it"
         )
     if missing:
         logger.warning(
@@ -134,13 +134,13 @@ def _listed(
     labels = [cells[0] for cells in cells_of] if options.label else []
     groups = [cells[-1] for cells in cells_of] if group else None
     if groups and (without := groups.count("")):
-        text = "%s=%s: %d of %d images have no %s; together they count as one, named %s"
+        text = "%s=%s: %d of %d images have no %s; together they count as one group, named %s"
         logger.warning(text, key, path, without, len(groups), group, folder_name(""))
     return _Lines([file for file, _ in found.values()], labels, groups)
 
 
 def _values(cells: list[str], several: bool) -> list[str | None] | list[list[str]]:
-    """The labels of images; where some have several, lists; else None where there is none."""
+    """The labels of images, None where there is none; lists if images may have several."""
     if not several:
         return [cell or None for cell in cells]
     return [[word for part in cell.split(SEVERAL) if (word := part.strip())] for cell in cells]

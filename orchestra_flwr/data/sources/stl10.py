@@ -54,7 +54,7 @@ class Stl10(Source):
             train, test = (_image_set(root, folder, part, limits[part], size) for part in PARTS)
             return Dataset(self.data.name, train, test, shorter_side=SIZE)
 
-        # The files of all such folders are of equal sizes, so the folder counts as well.
+        # The files have the same sizes in every such folder, so its path is part of the key.
         key = cache_key(str(folder.resolve()), stamps, self.data.image_size, limits)
         return cached(cache_dir(self.settings.cache), self.data.name, key, decode)
 
@@ -62,8 +62,8 @@ class Stl10(Source):
 def _image_set(root: Path, folder: Path, part: str, limit: int | None, size: int) -> ImageSet:
     """Images and labels of `train` or `test`.
 
-    The values of an image are those of its red, green and blue channel, each column by column, and
-    classes are numbered from 1.
+    An image is stored as its red, green and blue channels, each column by column; classes are
+    numbered from 1.
     """
     images = folder / f"{part}_X.bin"
     labels = np.fromfile(folder / f"{part}_y.bin", dtype=np.uint8).astype(np.int64) - 1

@@ -1,4 +1,4 @@
-"""TinyImageNet, as its archive is unpacked."""
+"""TinyImageNet, in the layout of its archive."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class TinyImagenet(Source):
         """Reads them from `data.root`: the folder `tiny-imagenet-200`, the one around it or a zip.
 
         Raises:
-            ConfigError: the root is not given, missing or laid out otherwise.
+            ConfigError: the root is not given, is missing or has another layout.
         """
         root = self.settings.place(f"the unpacked folder or the zip of data={self.data.name}")
         with Archive(root) as archive:

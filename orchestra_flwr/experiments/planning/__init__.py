@@ -1,1 +1,1 @@
-"""What is run: the paper's experiments as data, their scales, and the runs that follow."""
+"""What is to be run: the paper's experiments as data, their scales, and the resulting runs."""

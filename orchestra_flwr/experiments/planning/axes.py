@@ -45,7 +45,7 @@ def selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def joined_values(parts: Sequence[str], known: Container[str]) -> list[str]:
-    """Values of a command line put together again, where they were cut at commas of their own.
+    """Values of a command line, rejoined where they were cut at commas of their own.
 
     From left to right the longest known value is taken; a part that belongs to none stays as it is.
 
@@ -65,7 +65,7 @@ def joined_values(parts: Sequence[str], known: Container[str]) -> list[str]:
 
 
 def combinations(axes: Axes, selected: Cells, left_out: Sequence[Cells]) -> Iterator[Values]:
-    """The combinations that are run: those that are selected, but for what is left out."""
+    """The combinations to run: those selected, except those left out."""
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         if covers(selected, values) and not any(covers(entry, values) for entry in left_out):

@@ -12,7 +12,7 @@ from orchestra_flwr.data import (
     partition_by_name,
 )
 
-# Training images, as many of each class. A split by classes depends on nothing else.
+# Training images, equally many of each class. A split by classes depends on nothing else.
 PUBLISHED_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 MIN_SHARE = 0.01  # of a client's images, for a class to count in `one_percent`
 

@@ -1,4 +1,4 @@
-"""What an experiment is: `conf/experiment/<name>.yaml` and `conf/scale/<scale>.yaml`, checked."""
+"""The parts of an experiment: `conf/experiment/<name>.yaml` and `conf/scale/<scale>.yaml`."""
 
 import re
 from collections.abc import Mapping
@@ -35,12 +35,12 @@ class Scale(Section):
         title: its name in the report.
         comparable: whether results may be compared with the paper's in absolute value.
         jobs: runs side by side.
-        machine: overrides of every run: what computes it.
+        machine: overrides of every run that choose what computes it.
         overrides: of every run of an experiment that names no preset.
-        with_root, without_root: further such ones where `data.root` is set, and where it is not.
+        with_root, without_root: further such overrides if `data.root` is set, and if it is not.
         axes: axes that experiments take by name.
         adjustments: overrides for combinations of values of such axes.
-        compare: by axis, the paper's value beside which a value is shown.
+        compare: by axis, for a value the paper's value to show beside it.
     """
 
     title: str
@@ -90,9 +90,9 @@ class AtScale(Section):
     """What differs at one scale.
 
     Attributes:
-        preset: whose settings stand in place of the scale's.
+        preset: its settings replace the scale's.
         overrides: further ones, of every run.
-        axes, leave_out: in place of the experiment's.
+        axes, leave_out: replace the experiment's.
         transfer: other images to evaluate the encoders on; arguments of the evaluation's command.
     """
 
@@ -110,8 +110,8 @@ class Experiment(Section):
         title, reference, about: its name, its place in the paper, what it shows.
         work: what a row computes: `train` trains a federation, `split` only splits the images.
         seeds: every row is run with all of them.
-        axes: what is varied; every combination is a row. The values, or the name of an axis of the
-            scale.
+        axes: what is varied, each axis by its values or by the name of an axis of the scale; every
+            combination is a row.
         leave_out: combinations that are not run: those whose values are all in one entry.
         scaling: a rule that follows an axis.
         measures: what is reported.

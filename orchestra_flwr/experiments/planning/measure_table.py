@@ -1,4 +1,4 @@
-"""What experiments measure: where a run has it, and how a report shows it."""
+"""The measures of experiments: where a run stores them, and how a report shows them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,12 +12,12 @@ DRIFT, CLIENTS = "evaluation.drift=true", "evaluation.clients=true"
 
 @dataclass(frozen=True)
 class MeasureFacts:
-    """Where a measure is and what it is.
+    """Where a measure is stored, and its meaning.
 
     Attributes:
         title: in a report.
-        place: keys of it in a file; (): its own name.
-        needs: the override by which a run takes it; "": every run does.
+        place: its path of keys in a file; (): its own name.
+        needs: the override with which a run takes it; "": every run does.
         evaluation: the evaluation of a saved encoder whose file has it; "": `summary.json` has it.
         factor: of the value that is shown.
         more_is_better: whether that can be said.

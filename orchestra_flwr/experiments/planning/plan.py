@@ -23,18 +23,18 @@ from orchestra_flwr.experiments.planning.rows import Composer, Row, check_rows_d
 from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
 from orchestra_flwr.files import read_json, write_atomically
 
-PLANS = "plans"  # the folder, beside the runs, that says which runs belong to which experiment
+PLANS = "plans"  # the folder, beside the runs, that assigns runs to experiments
 
 
 class Plan(Section):
     """All runs of an experiment at a scale; stored beside them, for the report.
 
     Attributes:
-        command: that runs it; a line for each, where several commands asked for some of the runs.
-        extra: overrides that the command added to those of the experiment; None in plans of before.
+        command: that runs it; one line each if several commands asked for some of the runs.
+        extra: overrides that the command added to the experiment's; None in plans of old versions.
         experiment, settings: what is run, and its scale.
         transfer: name of the evaluation by other images; None without any.
-        transfer_root: where these are, if the command said so.
+        transfer_root: where these images are, if the command said so.
     """
 
     name: str = Field(pattern=r"^\w+$")  # a part of names of files, as is the scale
@@ -51,8 +51,8 @@ class Plan(Section):
         """Writes `<folder>/plans/<name>-<scale>.json`.
 
         Rows that an earlier command asked for, with other seeds or other values of `only`, stay in
-        the report; those of a command with other overrides are replaced, and so are those whose
-        runs would have other settings today.
+        the report. Rows of a command with other overrides are replaced, and so are those whose runs
+        would have other settings today.
         """
         file = folder / PLANS / f"{self.name}-{self.scale}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,10 @@ class Plan(Section):
 
 
 def read_plans(folder: Path) -> tuple[list[Plan], dict[str, str]]:
-    """The plans in a folder of runs, in reading order; none where there are no experiments.
+    """The plans in a folder of runs, in reading order; none if there are no experiments.
 
     Returns:
-        The plans, and the files that this version cannot read, each with the reason in a line.
+        The plans, and the files that this version cannot read, each with a one-line reason.
     """
     plans, wrong = [], {}
     for file in sorted((folder / PLANS).glob("*.json")):
@@ -111,7 +111,7 @@ def make_plan(
 ) -> tuple[Plan, dict[str, Config]]:
     """Makes the plan of an experiment.
 
-    Overrides of a row, later ones winning: the scale's, or a preset in their place; the
+    Overrides of a row, of which later ones win: the scale's, or a preset in their place; the
     experiment's at the scale, those of axes that the scale names, the scale's adjustments, those
     of axes that the experiment defines, `extra`, and the scaling rule.
 
@@ -120,7 +120,7 @@ def make_plan(
         seeds: None: those of the experiment.
         only: values of axes: rows with another value on these axes are left out. A value may be
             cut at its commas.
-        extra: further Hydra overrides, of every run; none that an axis or a rule would lose by.
+        extra: further Hydra overrides, of every run; none that would cancel an axis or a rule.
         transfer_root: where the other images are that encoders are evaluated on.
 
     Returns:

@@ -34,7 +34,7 @@ class Row(Section):
         seed: of the run.
         overrides: arguments of `orchestra-sim`, without the seed.
         run: the name of its folder.
-        rounds: that the run has when it is complete; None in plans of before.
+        rounds: that the run has when it is complete; None in plans of old versions.
     """
 
     values: dict[str, str]
@@ -52,7 +52,7 @@ class Composer:
         experiment, settings, scale: what is run, the scale's settings, and its name.
         axes: the values of each axis at the scale.
         extra: overrides of the command, of every row.
-        composed: configurations by their overrides: many rows need the same ones.
+        composed: cached configurations by their overrides, which many rows share.
     """
 
     experiment: Experiment
@@ -80,7 +80,7 @@ class Composer:
         return rows, configs
 
     def run(self, values: Mapping[str, str], seed: int) -> str:
-        """The name of a row's run; "" of a row that does not compose, such as one left out."""
+        """The name of a row's run; "" if the row does not compose, such as one left out."""
         try:
             _, config = self.compose(values)
         except ConfigError:
@@ -131,11 +131,11 @@ class Composer:
 
 
 def check_rows_differ(rows: Sequence[Row], composer: Composer) -> None:
-    """Refuses overrides in whose place an axis has its values, also where `only` leaves one value.
+    """Refuses overrides that cancel an axis, also if `only` leaves it one value.
 
     Raises:
-        ConfigError: a row and one with another value of an axis would be the same run, and are not
-            without the overrides.
+        ConfigError: a row and a row with another value of an axis would be the same run, but only
+            because of the overrides.
     """
     if all(map(is_free, composer.extra)):
         return
@@ -160,14 +160,14 @@ def check_rows_differ(rows: Sequence[Row], composer: Composer) -> None:
 def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
-    Experiments share runs by it. Where a run is computed and what is shown meanwhile makes no
-    difference (`WITHOUT_EFFECT`), nor does a term of weight 0. `federation.max_update` makes one
-    where it is not the default, so that older runs keep their names.
+    Experiments share runs by this name. Where a run is computed and what is shown meanwhile makes
+    no difference (`WITHOUT_EFFECT`), nor does a term of weight 0. `federation.max_update` makes one
+    only if it is not the default, so that older runs keep their names.
 
     Args:
-        work: what is done, the first part of the name where it is no training.
-        whole_root: whether the whole path of `data.root` makes a difference, and not only its last
-            part, by which images that were moved are still the same.
+        work: what is done; if it is not training, the first part of the name.
+        whole_root: whether the whole path of `data.root` makes a difference, not only its last
+            part, with which images that were moved still count as the same.
     """
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}

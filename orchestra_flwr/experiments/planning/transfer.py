@@ -19,14 +19,14 @@ def with_root(images: Overrides, root: str | None) -> Overrides:
 
 
 def transfer_name(images: Overrides, root: str | None) -> str | None:
-    """The name of the evaluation by other images, no other ones having the same.
+    """The name of the evaluation by other images, unique to these images.
 
     Args:
-        images: arguments of the evaluation's command that name them; none: there are none.
-        root: where they are; None: they need no place, or it is still to be given.
+        images: arguments of the evaluation's command that name them; empty: there are none.
+        root: where they are; None: they need no path, or it is not given yet.
 
     Raises:
-        ConfigError: the arguments do not compose, or nothing has the root.
+        ConfigError: the arguments do not compose, or there are no images for the root.
     """
     if not images:
         if root:
@@ -59,7 +59,7 @@ def _composed(arguments: Overrides, side: int | None = None) -> DataConfig:
 
 @contextmanager
 def _of_other_images() -> Iterator[None]:
-    """Errors name the key that the experiment's command has."""
+    """Makes errors name the key of the experiment's command."""
     try:
         yield
     except ConfigError as error:

@@ -46,7 +46,7 @@ def draw_lines(
     Args:
         panels: by section and series, the points, which may be missing for some of the ticks.
         ticks: the values of the axis, in its order.
-        x_title, y_title: of every panel.
+        x_title, y_title: titles of every panel's axes.
     """
     figure = _side_by_side(len(panels))
     for panel, (title, series) in zip(figure.axes, panels.items(), strict=True):
@@ -87,7 +87,7 @@ def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
     for number, (name, runs) in enumerate(series.items()):
         _curve(loss, [_by_round(run, _loss) for run in runs], name, number)
         _curve(rounds, [_by_round(run, _score) for run in runs], name, number)
-        for run in runs[:1]:  # gigabytes and minutes differ from seed to seed: the first run's
+        for run in runs[:1]:  # gigabytes and minutes differ between seeds: only the first run's
             _plot(traffic, _by_cost(run, _gigabytes), name, number)
             _plot(time, _by_cost(run, _minutes), name, number)
     for panel in (loss, rounds):
@@ -101,7 +101,7 @@ def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
 
 
 def draw_scatter(panels: Mapping[str, Mapping[str, Pairs]], y_title: str) -> Figure:
-    """The score without labels against what needs labels: a dot for every run."""
+    """The score without labels against a measure that needs them: a dot for every run."""
     figure = _side_by_side(len(panels), 4.4)
     for panel, (title, series) in zip(figure.axes, panels.items(), strict=True):
         for number, (name, pairs) in enumerate(series.items()):
@@ -140,7 +140,7 @@ def draw_embeddings(embeddings: Mapping[str, Embedding]) -> Figure:
 
 
 def _side_by_side(count: int, height: float = 4.2) -> Figure:
-    """A figure with so many panels in a row, whose height is in inches."""
+    """A figure with `count` panels in a row; the height is in inches."""
     figure = new_figure(max(6.0, 5.2 * count), height)
     figure.subplots(1, count)
     return figure
@@ -158,7 +158,7 @@ def _look(number: int) -> dict[str, Any]:
 def _curve(
     panel: Axes, curves: Sequence[Sequence[tuple[float, float]]], name: str, number: int
 ) -> None:
-    """The mean of curves over the rounds that all of them have, with their deviation as a band."""
+    """Draws the mean of curves over the rounds that all have, with their deviation as a band."""
     by_round: dict[float, list[float]] = {}
     for curve in curves:
         for x, y in curve:
@@ -232,7 +232,7 @@ def _in_legend(name: str) -> str:
 
 
 def _legend(figure: Figure, **options: Any) -> None:
-    """One legend for all panels, below them; the figure grows by what it needs."""
+    """Adds one legend for all panels below them; the figure grows as needed."""
     entries = {
         label: handle
         for panel in figure.axes
@@ -258,4 +258,4 @@ def _legend(figure: Figure, **options: Any) -> None:
             **options,
         )
         for text in legend.get_texts():
-            text.set_parse_math(False)  # a $ is a $
+            text.set_parse_math(False)  # prints a $ as it is

@@ -15,9 +15,9 @@ STYLE = Path(__file__).with_name("report.css")
 
 
 def to_html(title: str, markdown: str, folder: Path) -> str:
-    """The page, with links to the headings of level 2 on top.
+    """The page, with links to the headings of level 2 at the top.
 
-    The pictures that it links to are in the folder, each as PNG and as SVG.
+    The pictures that the Markdown links to are in the folder, each as PNG and as SVG.
     """
     parser = MarkdownIt("commonmark").enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')
@@ -35,7 +35,7 @@ def to_html(title: str, markdown: str, folder: Path) -> str:
 
 
 def _with_links(tokens: Sequence[Token]) -> list[Token]:
-    """Headings get anchors; links to those of level 2, if they are several, follow the title."""
+    """Gives headings anchors; links to those of level 2, if several, follow the title."""
     links = []
     for number, token in enumerate(tokens):
         if token.type == "heading_open":

@@ -1,4 +1,4 @@
-"""The parts of a report, as Markdown: what is given as text is shown as it is."""
+"""The parts of a report, as Markdown; text is escaped, so that it is shown as it is."""
 
 import re
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 FIGURES = "figures"  # folder beside the report
 NOT_PRIVATE = "**NOT PRIVATE**"
-# What Markdown reads as more than itself: underscores at the ends of words only, and what begins a
-# list, a heading or a quotation at the start alone.
+# Characters with a meaning in Markdown: underscores only at the ends of words, and characters that
+# begin a list, a heading or a quotation only at the start.
 SYNTAX = re.compile(r"[\\`*\[\]<&|~]|(?<!\w)_|_(?!\w)|^[#>]|^[-+](?= )|(?<=^\d)[.)](?= )")
 
 
@@ -31,7 +31,7 @@ class Table:
     danger: frozenset[int] = frozenset()
 
     def markdown(self) -> str:
-        """All columns but the first are aligned to the right."""
+        """The table as Markdown; all columns but the first are right-aligned."""
         rows = [[escape(cell) for cell in row] for row in self.rows]
         for row, column in self.strong:
             rows[row][column] = f"**{rows[row][column]}**"
@@ -48,7 +48,7 @@ def escape(text: str) -> str:
 
 
 def heading(level: int, text: str) -> str:
-    """Of level 1 to 3."""
+    """A heading of level 1 to 3."""
     return f"{'#' * level} {escape(text)}"
 
 
@@ -74,7 +74,7 @@ def code(text: str) -> str:
 
 
 def picture(file: Path, caption: str) -> str:
-    """A link to `<file>.png` in the folder of figures, beside which is `<file>.svg`."""
+    """A link to `<file>.png` in the folder of figures, which also holds `<file>.svg`."""
     return f"![{escape(caption)}]({FIGURES}/{quote(file.name)}.png)"
 
 

@@ -1,4 +1,4 @@
-"""How the kinds of experiments are shown: their figures, and text and tables about them."""
+"""Presentations of the kinds of experiments: figures, with text and tables about them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -169,7 +169,7 @@ def show_progress(results: Results, file: Path) -> Iterator[str]:
 
 
 def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[str]:
-    """The same for runs that belong to no experiment, which are named by what differs."""
+    """As :func:`show_progress`, for runs of no experiment, named by what differs."""
     lines = by_difference([run for run in runs if run.metrics], folder)
     file = folder / FIGURES / "runs"
     if lines:
@@ -179,7 +179,7 @@ def show_runs(runs: Sequence[Run], folder: Path) -> Iterator[str]:
         yield picture(file, f"Loss and accuracy over rounds, traffic and time{bands}.")
 
 
-PRESENTERS: Mapping[str, Presenter] = {  # of a table alone there is none
+PRESENTERS: Mapping[str, Presenter] = {  # a table alone needs none
     "lines": show_lines,
     "rounds": show_rounds,
     "embedding": show_embedding,
@@ -214,7 +214,7 @@ def _pairs(rows: Sequence[Result], measure: str) -> list[tuple[float, float]]:
 
 
 def _correlations(correlations: Sequence[tuple[str, Mapping[str, float | None]]]) -> Table:
-    """Of the score with each measure that needs labels; the paper prints that with kNN."""
+    """Correlations of the score with measures that need labels; the paper prints that with kNN."""
     rows = [
         (name, *(NOTHING if by[m] is None else f"{by[m]:z.2f}" for m in WITH_LABELS), NOTHING)
         for name, by in correlations

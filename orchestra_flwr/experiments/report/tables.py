@@ -18,10 +18,10 @@ MAX_STARTS = 3  # rows before training; with more, the gains say it
 
 
 def results_table(rows: Sequence[Result], plan: Plan) -> Table:
-    """Ours (mean and deviation over the seeds, gain), the paper's and the difference, by measure.
+    """By measure: our value (mean, deviation over seeds, gain), the paper's, and the difference.
 
-    Above them is a row for each encoder before training, unless there are many. The best of ours in
-    a measure is highlighted where more than one row has the measure, unless it is worse than before
+    The first rows are those of encoders before training, unless there are many. Our best value of a
+    measure is highlighted if more than one row has the measure, unless it is worse than before
     training.
     """
     measures = plan.experiment.measures
@@ -63,7 +63,7 @@ def results_table(rows: Sequence[Result], plan: Plan) -> Table:
 
 
 def lines_table(rows: Sequence[Result], plan: Plan) -> Table:
-    """One measure of ours: a row for every series, a column for every value on the axis."""
+    """One of our measures: a row for every series, a column for every value on the axis."""
     show, (measure, *_) = plan.experiment.show, plan.experiment.measures
     assert show.x and show.series
     ticks = list(dict.fromkeys(row.values[show.x] for row in rows))
@@ -155,7 +155,7 @@ def provenance(runs: Sequence[Run]) -> Iterator[str]:
 def _untrained(
     rows: Sequence[Result], axes: tuple[str, ...]
 ) -> Iterator[tuple[str, dict[str, Sample]]]:
-    """Encoders before training, each with a label: those of other rows may be others."""
+    """The encoders before training, each with a label; different rows may have different ones."""
     starts: list[tuple[dict[str, Sample], list[str]]] = []
     for row in rows:
         same = next((labels for before, labels in starts if before == row.before), None)
@@ -169,7 +169,7 @@ def _untrained(
 
 
 def _ours(row: Result, measure: str) -> str:
-    """A measure of ours with what training added to it, marked where that made it worse."""
+    """One of our values with its gain by training, marked if training made it worse."""
     gain = row.gain(measure)
     added = "" if gain is None else f" ({gain:+.1f})"
     mark = f" {WORSE}" if MEASURES[measure].more_is_better and row.is_worse(measure) else ""

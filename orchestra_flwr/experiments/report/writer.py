@@ -159,7 +159,7 @@ def _other_runs(runs: Sequence[Run], folder: Path, beside_plans: bool) -> Iterat
     yield from _worse_legend(table)
     for path, reason in errors.items():
         name = path.relative_to(folder).as_posix()
-        yield escape(f"{name} is left out, it is of another version or damaged: {reason}")
+        yield escape(f"{name} is left out: it is of another version or damaged: {reason}")
     seconds, sent = sum(run.seconds or 0 for run in readable), sum(run.sent for run in readable)
     yield quiet(f"Together {duration(seconds)} of rounds and {size(sent)} sent.")
     yield from show_runs(readable, folder)

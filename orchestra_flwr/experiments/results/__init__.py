@@ -1,1 +1,1 @@
-"""What many runs gave: read back, gathered by row over the seeds, beside what the paper prints."""
+"""Results of many runs: read back, grouped by row over the seeds, beside the paper's numbers."""

@@ -30,7 +30,7 @@ class Result:
         runs: its complete runs.
         ours: by measure, the mean of the runs that have it, in the measure's unit.
         paper: by measure, what the paper prints.
-        before: by measure, the mean of the same runs before training.
+        before: by measure, the mean before training of the same runs.
     """
 
     values: dict[str, str]
@@ -46,11 +46,11 @@ class Result:
         return self.ours[measure].mean - self.before[measure].mean
 
     def is_worse(self, measure: str) -> bool:
-        """Whether training made a measure worse, of which more is better."""
+        """Whether training made a measure worse, if more of it is better."""
         return (self.gain(measure) or 0) < 0
 
     def difference(self, measure: str) -> float | None:
-        """Ours minus the paper's."""
+        """Our mean minus the paper's."""
         if measure not in self.ours or measure not in self.paper:
             return None
         return self.ours[measure].mean - self.paper[measure].mean
@@ -91,8 +91,8 @@ class Results:
 def read_results(plan: Plan, folder: Path) -> Results:
     """Reads the runs of a plan.
 
-    A run counts if it is complete and as long as the plan has it: one that got more rounds or ended
-    earlier is left out, and so is one that this version cannot read, or that is damaged.
+    A run counts if it is complete and has as many rounds as planned: one that got more rounds or
+    ended early is left out, and so is one that is damaged or that this version cannot read.
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     incomplete: dict[str, Incomplete] = {}
@@ -117,7 +117,7 @@ def read_results(plan: Plan, folder: Path) -> Results:
 
 
 def _with_map(plan: Plan, runs: list[Run]) -> Plan:
-    """Of images with several labels, which have no accuracies, mAP stands in their place."""
+    """Replaces accuracies by mAP where images have several labels, and so no accuracies."""
     measured = {m for run in runs for m in ("map", *ACCURACIES) if run.measure(m) is not None}
     if "map" not in measured:
         return plan
@@ -129,7 +129,7 @@ def _with_map(plan: Plan, runs: list[Run]) -> Plan:
 
 
 def why_left_out(run: Run, row: Row) -> str | None:
-    """Why a run does not count as a row's, complete or not; None: it does."""
+    """Why a run, complete or not, does not count for a row; None: it does."""
     if wrong := unreadable([run]):
         return f"cannot be read: {wrong[run.folder]}"
     rounds = run.summary.get("rounds", run.config.federation.rounds)

@@ -1,4 +1,4 @@
-"""Names of runs: the keys in which they differ."""
+"""Names of runs, made from the keys in which they differ."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from orchestra_flwr.config import Config, why_unread
 from orchestra_flwr.console.text import flat
 from orchestra_flwr.experiments.results.runs import Run
 
-# Where a run was and what it showed, not what it computed.
+# Keys for where a run was and what it showed, not what it computed.
 PLACES = ("run_dir", "resume", "name", "device", "seed", "engine", "logging", "plugins")
 MAX_KEYS = 4  # in a name
 NO_VALUE = "null"
@@ -16,11 +16,11 @@ UNREAD = object()
 
 
 def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
-    """Runs by names such as "method=simclr, training.lr=0.01"; seeds of one are together.
+    """Runs by names such as "method=simclr, training.lr=0.01"; seeds of one run share a name.
 
-    Of a choice that differs (method, data ...) its options are left out, and so is what a run does
-    not read; only runs that would then have one name are told apart by options as well. Runs that
-    differ in nothing but where they are have their folders' names.
+    If a choice (method, data ...) differs, its options are left out, and so are keys that a run
+    does not read; only runs that would then share a name are distinguished by options as well. Runs
+    that differ in nothing but where they are have their folders' names.
     """
     found: dict[str, list[Run]] = {}
     for name, same in _named(runs):
@@ -34,12 +34,12 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
 
 
 def what_differs(runs: Sequence[Run]) -> dict[Path, str]:
-    """By what keys each run differs from others, by its folder; "": by none."""
+    """The keys in which each run differs from others, by its folder; "": in none."""
     return {run.folder: name for name, same in _named(runs) for run in same}
 
 
 def _named(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs that are the same but for their seeds, by the keys in which others differ."""
+    """Runs that differ in their seeds alone, by the keys in which they differ from others."""
     values = [_read(run.config) for run in runs]
     groups: dict[frozenset[tuple[str, Any]], list[int]] = {}
     for number, mine in enumerate(values):
@@ -50,7 +50,7 @@ def _named(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
 
 def _names(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each; those that are equal by the first keys get further ones."""
+    """A name for each; names that are equal by the first keys get further keys."""
     names = [_name(mine, _differing(values)) for mine in values]
     for name in {name for name in names if names.count(name) > 1}:
         members = [number for number, other in enumerate(names) if other == name]
@@ -70,7 +70,7 @@ def _name(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def _differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values differ; where a choice differs, the choice alone."""
+    """The keys whose values differ; if a choice differs, its name alone."""
     keys = dict.fromkeys(key for run in values for key in run)
     missing = object()
     differing = [

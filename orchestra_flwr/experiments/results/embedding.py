@@ -13,8 +13,8 @@ from orchestra_flwr.experiments.results.runs import Run, is_of_saved_weights, sa
 from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.models import extract_features, load_encoder
 
-FILE = "embedding.json"  # in the run folder: made once, then the images are not needed again
-MAX_IMAGES = 2000  # more are slow and hide each other
+FILE = "embedding.json"  # in the run folder; once it is made, the images are no longer needed
+MAX_IMAGES = 2000  # more would be slow, and hide each other
 PERPLEXITY = 30
 
 

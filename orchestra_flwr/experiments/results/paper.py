@@ -23,7 +23,7 @@ def _values(file: str) -> dict[str, Any]:
 
 
 def paper_source(experiment: str) -> str:
-    """The citation of the paper whose numbers an experiment repeats."""
+    """The citation of the paper whose numbers an experiment reproduces."""
     return " ".join(str(_values(_file(experiment))["source"]).split())
 
 
@@ -47,7 +47,7 @@ def _file(experiment: str) -> str:
 
 
 def _sample(file: str, mean: float, error: float | None) -> Sample:
-    """With the deviation over seeds, also where a paper prints the standard error of the mean."""
+    """A sample with the deviation over seeds, even if a paper prints the mean's standard error."""
     seeds = int(_values(file).get("seeds", SEEDS))
     if error is not None and file == MUTUAL_INFORMATION:
         error *= math.sqrt(seeds)

@@ -16,10 +16,10 @@ from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import sees_labels
 from orchestra_flwr.reporting.run_folder import RunFolder
 
-EVALUATIONS = "evaluation"  # folder of a run folder: a file for every evaluation of its encoder
-ENCODER = "encoder.json"  # in a run folder: what the saved encoder is
-LOGS = "logs"  # folder beside the runs of an experiment: what they printed
-STARTED = "=== started "  # begins the line in a log that each start of its run writes
+EVALUATIONS = "evaluation"  # folder in a run folder: a file for every evaluation of its encoder
+ENCODER = "encoder.json"  # in a run folder: the description of the saved encoder
+LOGS = "logs"  # folder beside the runs of an experiment: their output
+STARTED = "=== started "  # begins the line that each start of a run writes into its log
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Run:
     Attributes:
         folder: where it is.
         summary: `summary.json`; empty where the run has not ended.
-        evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. Those of
-            an experiment have names of their own, so that no other command replaces them. Damaged
-            ones count as missing.
+        evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. An
+            experiment's evaluations have names that no other command writes. Damaged ones count as
+            missing.
         damage: what is wrong with its records, if anything; then there is no summary.
     """
 
@@ -50,8 +50,8 @@ class Run:
         """The run's configuration; of this version or of 0.2.
 
         Raises:
-            ConfigError: it is damaged, names a plug-in that is not there, an option that is not
-                known, or packages that this command does not name.
+            ConfigError: it is damaged, or names a missing plug-in, an unknown option, or packages
+                that this command does not name.
         """
         file = self.folder / "config.yaml"
         values = read_config_file(file)
@@ -78,7 +78,7 @@ class Run:
 
         Args:
             transfer: the name of the evaluation that `transfer`, `transfer_10` and `transfer_1`
-                are of.
+                come from.
 
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
         `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
@@ -100,7 +100,7 @@ class Run:
 
     @cached_property
     def curve(self) -> str:
-        """The score of a curve over the rounds: kNN, or `map` of images with several labels."""
+        """The score of a curve over the rounds: kNN, or `map` for images with several labels."""
         places = (lookup(record, "scores", self.saved_backbone, "map") for record in self.metrics)
         return "knn" if all(value is None for value in places) else "map"
 
@@ -125,7 +125,7 @@ class Run:
 
 
 def curve_title(runs: Iterable[Run]) -> str:
-    """What :attr:`Run.curve` of these runs is."""
+    """The title of :attr:`Run.curve` of these runs."""
     return "mAP" if any(run.curve == "map" for run in runs) else "kNN accuracy"
 
 
@@ -148,7 +148,7 @@ def read_run(folder: Path) -> Run | None:
 
 
 def saved_weights(folder: Path) -> str | None:
-    """The SHA-256 of the encoder that a run saves; None: there is none, or it is of version 0.1."""
+    """The SHA-256 of the encoder that a run saves; None: none, or one of version 0.1."""
     digest: str | None = _read_json(folder / ENCODER).get("weights_sha256")
     return digest
 
@@ -156,9 +156,9 @@ def saved_weights(folder: Path) -> str | None:
 def is_of_saved_weights(file: Path, stored: Mapping[str, Any], folder: Path) -> bool:
     """Whether what a file holds was computed with the weights that a run saves now.
 
-    A run that is resumed with more rounds saves other ones. Files of earlier versions do not say
-    which weights they are of (`weights_sha256`): they count unless they are older than the encoder.
-    So does every file where there is no encoder any more.
+    A run that is resumed with more rounds saves other weights. Files of earlier versions do not
+    name their weights (`weights_sha256`): they count unless they are older than the encoder. If the
+    encoder is gone, every file counts.
     """
     now, then = saved_weights(folder), stored.get("weights_sha256")
     if now is not None and then is not None:

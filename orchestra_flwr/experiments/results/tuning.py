@@ -8,10 +8,10 @@ WITH_LABELS = {"linear": "linear probe", "knn": "kNN"}  # what the score is comp
 
 
 def selection(rows: Sequence[Result], axes: tuple[str, ...]) -> str | None:
-    """The row with the highest Align + 0.2 Unif, and what labels would have chosen, in words.
+    """A sentence on the row with the highest Align + 0.2 Unif, and on the choice by labels.
 
-    Rows without a score are left out, equal scores go to the first row, and what needs labels plays
-    no part. None if no row has a score, or no measure that needs labels is there for all that do.
+    Rows without a score are left out, the first of equal scores wins, and measures that need labels
+    play no part. None if no row has a score, or no measure that needs labels covers all that do.
     """
     scored = [row for row in rows if "unsupervised" in row.ours]
     measures = [name for name in WITH_LABELS if all(name in row.ours for row in scored)]

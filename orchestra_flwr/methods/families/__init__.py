@@ -1,4 +1,4 @@
-"""Families of methods: one backbone, with a projector, one comparison, a target, some labels."""
+"""Base classes of methods: one backbone, with a projector, with a target, with labels."""
 
 from orchestra_flwr.methods.families.classifying import Classifying, PseudoLabelling, SomeLabels
 from orchestra_flwr.methods.families.momentum_encoder import MomentumEncoder

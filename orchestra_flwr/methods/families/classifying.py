@@ -1,4 +1,4 @@
-"""Methods with a classifier: beside another loss, alone, or one that labels images itself."""
+"""Methods with a classifier: beside another loss, on its own, or as a source of pseudo-labels."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -17,7 +17,7 @@ from orchestra_flwr.models import check_statistics, extract_features
 class SomeLabels(LearnsLabels, Projecting):
     """With `labels.fraction` a linear classifier is trained beside the method's own loss.
 
-    A subclass builds all else first, so that it begins with the same weights as without labels, and
+    A subclass builds the rest first, so that it begins with the same weights as without labels, and
     then calls :meth:`add_classifier`. Its loss is that of
     :func:`~orchestra_flwr.methods.semi_supervised.losses_with_labels`.
     """
@@ -72,11 +72,11 @@ class PseudoLabelling(StartsRounds, Classifying):
 
     @abstractmethod
     def pseudo_labels(self, probabilities: Tensor) -> Tensor:
-        """(n,) classes by their (n, K) probabilities, UNLABELLED for images that are not used."""
+        """(n,) classes from (n, K) probabilities, UNLABELLED for images that are not used."""
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses BatchNorm statistics of no images, where pseudo-labels are read at all."""
+        """Refuses pseudo-labels from a received model that lacks BatchNorm statistics."""
         super().check(config)
         fraction = config.labels.fraction
         if fraction is not None:
@@ -97,7 +97,7 @@ class PseudoLabelling(StartsRounds, Classifying):
 def class_probabilities(
     backbone: nn.Module, classifier: nn.Module, images: Tensor, by: Normalisation, batch_size: int
 ) -> Tensor:
-    """(n, K) float32, of images as they are, in evaluation mode; modes are left as they were.
+    """(n, K) float32, of images as they are, in evaluation mode; restores the modules' modes.
 
     Args:
         backbone: of the classifier's features.
@@ -110,7 +110,7 @@ def class_probabilities(
 
 
 def confident_classes(probabilities: Tensor, threshold: float) -> Tensor:
-    """(n,) the most probable class of each image, UNLABELLED up to the threshold.
+    """(n,) the most probable class of each image, UNLABELLED unless it exceeds the threshold.
 
     Args:
         probabilities: (n, K).
@@ -121,11 +121,11 @@ def confident_classes(probabilities: Tensor, threshold: float) -> Tensor:
 
 
 def with_pseudo_labels(labels: Tensor, pseudo: Tensor | None, images: Tensor) -> Tensor:
-    """(B,) the images' labels, and pseudo-labels of those that have none.
+    """(B,) the images' labels, with pseudo-labels for those that have none.
 
     Args:
         labels: (B,), UNLABELLED where there is none.
-        pseudo: (n,) of all of the client's images, UNLABELLED where there is none; None: of none.
-        images: (B,) which of them these are.
+        pseudo: (n,) of all of the client's images, UNLABELLED where one has none; None: none has.
+        images: (B,) which of the client's images these are.
     """
     return labels if pseudo is None else pseudo[images].where(labels == UNLABELLED, labels)

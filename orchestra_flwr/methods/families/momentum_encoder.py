@@ -16,8 +16,8 @@ TARGET = "target_"  # prefix of the target's modules and buffers
 class MomentumEncoder(KeepsState, Projecting):
     """Online networks, and a target that follows them.
 
-    The target is an average over the steps of all rounds. Like Orchestra's it travels with the
-    online encoder and is averaged by the server; clients that keep state (`merging`) keep it.
+    The target is an average over the steps of all rounds. Like Orchestra's, it is sent with the
+    online encoder and averaged by the server; clients that keep state (`merging`) keep their own.
 
     A subclass builds what is trained and then calls :meth:`add_target`.
 
@@ -36,10 +36,10 @@ class MomentumEncoder(KeepsState, Projecting):
             self.add_module(TARGET + name, target)
 
     def update_target(self, decay: float) -> None:
-        """The target moves by 1 - `decay` of its way to the online networks.
+        """Moves the target by 1 - `decay` of its distance to the online networks.
 
-        Called in each loss before the target is used: papers do it after the optimizer's step, here
-        it is done at the start of the next step, which may be in the next round.
+        Each loss calls this before it uses the target. Papers update after the optimizer's step;
+        here it happens at the start of the next step, which may be in the next round.
         """
         for name in self.followed:
             ema_update(self.target(name), self.get_submodule(name), decay)
@@ -72,7 +72,7 @@ class MomentumEncoder(KeepsState, Projecting):
         return Role.LOCAL if self._is_local and name.startswith(TARGET) else role
 
     def backbones(self) -> dict[str, Backbone]:
-        """The online one first: it is what these methods keep. The server may have no target."""
+        """The online one first: these methods keep that one. The server may have no target."""
         online = {"online": self.backbone}
         if self._is_local:
             return online

@@ -22,9 +22,9 @@ class OneBackbone(Method):
     """A backbone, and what a subclass builds on it: a projector, a classifier, modules of its own.
 
     Class attributes:
-        roles: of a subclass's other modules and buffers, by name; without an entry there is none.
+        roles: of a subclass's other modules and buffers, by name; there is no default.
         views: the augmentation of each view of a batch.
-        has_projector: whether the keys of projectors are read.
+        has_projector: whether the keys `model.projector*` are read.
     """
 
     roles: ClassVar[Mapping[str, Role]] = {}
@@ -44,7 +44,7 @@ class OneBackbone(Method):
         return super().unread(config) | dict.fromkeys(keys, f"by method={config.method.name}")
 
     def role(self, name: str) -> Role:
-        """Backbone, projector and classifier are averaged; a subclass says the rest in `roles`."""
+        """Backbone, projector and classifier are averaged; a subclass adds the rest in `roles`."""
         return role_of(name, {**AVERAGED, **self.roles})
 
     def recipes(self) -> Sequence[Recipe]:
@@ -73,7 +73,7 @@ class Projecting(OneBackbone):
         return build_head(model, self.backbone.dim, model.projector_dim, bias=True)
 
     def embed(self, views: Sequence[Tensor]) -> tuple[Features, Features]:
-        """What backbone and projector make of each view, one after the other."""
+        """The backbone's features and the projections of each view, one view after the other."""
         seen = [(feature := self.backbone(view), self.projector(feature)) for view in views]
         features, projections = zip(*seen, strict=True)
         return features, projections

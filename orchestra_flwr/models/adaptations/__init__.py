@@ -1,7 +1,7 @@
-"""Adaptations: what of a network is trained, one class a file; all else is frozen.
+"""Adaptations: which part of a network is trained, one class a file; the rest is frozen.
 
 A frozen tensor has the role `FROZEN`: clients never change it, and never send it. Methods know
-nothing of it: an adaptation sees their backbones alone, and heads are always trained.
+nothing of adaptations, which see only their backbones; heads are always trained.
 """
 
 from abc import ABC, abstractmethod
@@ -17,10 +17,10 @@ class Adaptation(Plugin, ABC):
     """Which tensors of a backbone are trained."""
 
     def prepare(self, backbone: Backbone) -> None:
-        """Adds what is trained beside the network's own weights, in place; nothing by default.
+        """Adds tensors to train beside the network's own weights, in place; none by default.
 
-        Called once, when the weights that the run begins with are in place. What is drawn from
-        torch's global generator is the same for all backbones of a learner.
+        Called once, when the weights that the run begins with are in place. torch's global
+        generator is in the same state for all backbones of a learner.
 
         Raises:
             ConfigError: an option does not fit the network; names the key.
@@ -30,19 +30,19 @@ class Adaptation(Plugin, ABC):
         """Called before a client trains a backbone in a round, from 1."""
 
     def merge(self, backbone: Backbone) -> None:
-        """Makes a network as it was before :meth:`prepare`, with the same features, in place."""
+        """Gives a network the structure it had before :meth:`prepare`, with the same features."""
 
     @abstractmethod
     def trained(self, backbone: Backbone) -> set[str]:
         """Names of a backbone's parameters and buffers that training changes.
 
         Raises:
-            ConfigError: the network has nothing of what is to be trained, or an option does not
-                fit it; names the key.
+            ConfigError: the network has none of the tensors to train, or an option does not fit
+                it; names the key.
         """
 
     def freeze(self, backbone: Backbone) -> set[str]:
-        """Freezes what is not trained: no gradients, and BatchNorm by its present statistics.
+        """Freezes what is not trained: it gets no gradients, and BatchNorm keeps its statistics.
 
         Returns:
             Names of the frozen tensors of the backbone's state.

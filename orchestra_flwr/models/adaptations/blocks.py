@@ -30,7 +30,7 @@ class Blocks(Adaptation):
         blocks, last = backbone.layer_groups(), self.settings.last
         if last >= len(blocks):
             raise ConfigError(
-                f"adaptation.last={last}: must be below {len(blocks)}, the network's blocks with "
-                "its first layer (adaptation=full trains all)"
+                f"adaptation.last={last}: must be below {len(blocks)}, the number of the network's "
+                "blocks with its first layer (adaptation=full trains all)"
             )
         return {name for block in blocks[-last:] for name in block}

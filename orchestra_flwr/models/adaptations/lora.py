@@ -16,7 +16,7 @@ from orchestra_flwr.models.backbones import Backbone
 # Layers that use their weights as they are; others (standardised ones) could not be merged.
 LAYERS = ("Linear", "Conv2d", "Convolution", "Conv2dSame")
 ATTENTION = "qkv"  # the layer that transformers here and in timm have for queries, keys and values
-ADAPTER = "lora_"  # in the names of what is added
+ADAPTER = "lora_"  # in the names of added parameters
 DOWN, UP = ".lora_A.", ".lora_B."
 
 
@@ -43,7 +43,7 @@ class LoRA(Adaptation):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses it without peft, and what remembers the half that a round does not train."""
+        """Refuses a missing peft, and options that change the half that a round does not train."""
         require("adaptation=lora", "timm", "peft")
         if not config.adaptation.settings.alternate:
             return
@@ -55,7 +55,7 @@ class LoRA(Adaptation):
         if config.training.optimizer_state == "keep":
             raise ValueError(
                 "adaptation.alternate=true: must be false with training.optimizer_state=keep, "
-                "the halves have different gradients"
+                "because the halves have different gradients"
             )
         if config.merging.plugin.remembers:
             raise ValueError(

@@ -17,7 +17,7 @@ class TrainedOn(NamedTuple):
 
     Attributes:
         size: height and width in pixels.
-        normalise: how they were scaled, or what is nearest to it, as `data.normalise`.
+        normalise: the value of `data.normalise` that scales as they were scaled, or nearly so.
     """
 
     size: int
@@ -38,7 +38,7 @@ class Backbone(FreezableNorms, Plugin):
 
     Args:
         settings: the backbone's own options, an object of its `Settings`.
-        model: what all backbones have in common.
+        model: the options that all backbones have in common.
     """
 
     obeys_norm: ClassVar[bool] = True
@@ -74,8 +74,8 @@ class Backbone(FreezableNorms, Plugin):
     def suggested(cls, model: ModelConfig, data: DataConfig, init: str | None) -> dict[str, Any]:
         """Values for keys that nobody has set, by their full names.
 
-        Images are as pretrained weights expect them. Statistics of pretrained BatchNorm are of far
-        more images than a client has, and stay; so do those of an encoder in whose run they stayed.
+        Images are as pretrained weights expect them. Statistics of pretrained BatchNorm come from
+        far more images than a client has, and stay; so do those of an encoder whose run kept them.
 
         Args:
             init: the encoder that the run begins with, if any.
@@ -83,7 +83,7 @@ class Backbone(FreezableNorms, Plugin):
         Raises:
             OSError, ValueError: something cannot be found; the run will not begin.
         """
-        from orchestra_flwr.models.encoder import has_frozen_norms  # which knows this module
+        from orchestra_flwr.models.encoder import has_frozen_norms  # which imports this module
 
         suggested: dict[str, Any] = {}
         images = cls.trained_on(model)
@@ -111,8 +111,8 @@ class Backbone(FreezableNorms, Plugin):
     def layer_groups(self) -> list[set[str]]:
         """Names of the state's tensors by block, from the first layer to the last.
 
-        A block is a layer, or what the network repeats, with the norm behind it. Tensors of the
-        network itself, such as positions, belong to the first.
+        A block is a layer, or a unit that the network repeats, with the norm that follows it.
+        Tensors of the network itself, such as positions, belong to the first block.
         """
         blocks: list[set[str]] = []
         for path, module in _layers(self):

@@ -58,7 +58,7 @@ class Timm(Backbone):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuses what timm does not have, images of another size, files that are not weights."""
+        """Refuses models unknown to timm, images of another size, files that are not weights."""
         settings: Timm.Settings = config.model.settings
         _check_name(_library(), settings.timm)
         check_weights("model.weights", settings.weights)
@@ -102,7 +102,7 @@ class Timm(Backbone):
         return features
 
     def layer_groups(self) -> list[set[str]]:
-        """As timm groups the layers; what it puts into no group follows the last one."""
+        """As timm groups the layers; tensors that it puts into no group join the last one."""
         group = importlib.import_module("timm.models").group_parameters
         matcher = self.model.group_matcher()  # type: ignore[operator]
         if isinstance(matcher, dict):
@@ -126,7 +126,7 @@ class Timm(Backbone):
                 for options in ({}, {"pretrained": True, **source})
             )
         except Exception as error:  # of the network, the hub's library, or what is in the file
-            hint = "is it of this model?" if file else "without a network, name a file"
+            hint = "is it of this model?" if file else "without internet access, name a file"
             raise self._not_loaded(f"{hint} ({_one_line(error)})") from error
         # Buffers may hold fixed tables, which are equal in both.
         names = (name for name, _ in self.model.named_parameters())
@@ -174,10 +174,10 @@ def _library() -> ModuleType:
 
 
 def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
-    """The model for images of this size and with so many channels, without a classifier.
+    """The model for images with `channels` and the settings' size, without a classifier.
 
-    A transformer whose position embeddings timm can resample takes smaller views as well, if its
-    patches divide the images: timm then refuses any other size, where it else leaves out the rest.
+    A transformer whose position embeddings timm can resample takes smaller views as well, unless
+    its patches do not divide the images: timm would refuse these, but else leaves out the rest.
     """
     options |= {"num_classes": 0, **creation_options(settings, channels)}
     create = _library().create_model
@@ -194,20 +194,20 @@ def _created(settings: Timm.Settings, channels: int, **options: Any) -> nn.Modul
 
 
 def creation_options(settings: Timm.Settings, channels: int) -> dict[str, int]:
-    """What timm is told of the images of a network; its size where that cannot change later."""
+    """timm's options for the images of a network; with their size where it cannot change later."""
     trained_on = _library().get_pretrained_cfg(settings.timm, allow_unregistered=True)
     has_size = trained_on is not None and trained_on.fixed_input_size
     return {"in_chans": channels} | ({"img_size": settings.image_size} if has_size else {})
 
 
 def _seeded(settings: Timm.Settings, channels: int, **options: Any) -> nn.Module:
-    """:func:`_created` with the same random weights each time; torch's generator is not moved."""
+    """:func:`_created` with the same random weights each time; torch's generator stays as it is."""
     with seeded(0):
         return _created(settings, channels, **options)
 
 
 def _is_random(value: Tensor, random: Tensor) -> bool:
-    """Whether these are the random weights, unless all are equal, as those of norms are."""
+    """Whether these are the random weights; false if all values are equal, as in norms."""
     return torch.equal(value, random) and value.numel() > 1 and bool((value != value.max()).any())
 
 

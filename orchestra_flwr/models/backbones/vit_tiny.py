@@ -24,7 +24,7 @@ from orchestra_flwr.models.transformer import (
 
 
 class ViTTiny(Backbone):
-    """Blocks over patches and a class token, whose last value is the feature: `width` features.
+    """Blocks over patches and a class token, whose output is the feature: `width` features.
 
     With 3 channels and the default options it has 5,383,680 parameters and no buffers: its norms
     are LayerNorm; only heads obey `model.norm`.

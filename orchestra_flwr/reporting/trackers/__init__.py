@@ -1,6 +1,6 @@
 """Experiment trackers, `logging.<name>=true`: each is a file of this folder.
 
-A run is written to them beside its folder, and goes on without one that fails.
+A run is written to them in addition to its folder, and goes on without one that fails.
 """
 
 import re
@@ -16,17 +16,17 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import Room
 
 ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
-# In a record by the names of clients, which are nobody else's business
+# Values of single clients, whose names are nobody else's business.
 BY_CLIENT = re.compile(r"(release/clients|releases|members)/")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker gets to know of a run.
+    """What a tracker learns about a run.
 
     Attributes:
         folder: the run folder.
-        name: the run's name, as its pictures have it.
+        name: the run's name, as in its figures.
         id: unique; a resumed run has the same.
         configuration: all keys, sections within sections.
     """
@@ -41,7 +41,7 @@ class Tracker(ABC):
     """One run in an experiment tracker; opened when the run starts or is resumed.
 
     Class attributes:
-        library: the module that must be there; the optional extra with it has the tracker's name.
+        library: the module it needs; the optional extra that installs it has the tracker's name.
     """
 
     library: ClassVar[str]
@@ -77,12 +77,12 @@ class Trackers:
     """The trackers that `logging` names; with none it does nothing.
 
     One that fails later, because its server cannot be reached or its disk is full, is left out from
-    then on: a line says so, and training goes on. The run folder has all that it would have got.
+    then on: a line says so, and training goes on. The run folder has all that it would have logged.
 
     As a context it closes them, as those of a failed run if :meth:`finish` was not reached.
 
     Raises:
-        ConfigError: one cannot be opened: it has no account, or its server is not there.
+        ConfigError: one cannot be opened: it has no account, or its server cannot be reached.
     """
 
     def __init__(self, config: Config, run: TrackedRun, message: Callable[[str], None]) -> None:
@@ -103,7 +103,7 @@ class Trackers:
         self._close()
 
     def add(self, round: int, record: Mapping[str, Any]) -> None:
-        """Writes the numbers of a round's record, but for those of single clients."""
+        """Writes the numbers of a round's record, except those of single clients."""
         numbers = {
             path: value
             for path, value in flat(record, "/").items()

@@ -18,8 +18,8 @@ NOT_IN_A_NAME = re.compile(r"[^\w/.: -]")  # a client can have any name, a metri
 class MLflow(Tracker):
     """A run of an experiment.
 
-    It is where MLflow's own settings say: MLFLOW_TRACKING_URI, else `mlflow.db` and `mlruns` in the
-    working folder. MLflow gives runs their ids, so a resumed run is found by a tag.
+    MLflow's own settings decide where: MLFLOW_TRACKING_URI, else `mlflow.db` and `mlruns` in the
+    working folder. MLflow chooses the ids of runs, so a resumed run is found by a tag.
     """
 
     library = "mlflow"
@@ -52,7 +52,7 @@ class MLflow(Tracker):
         self._client.log_batch(self._id, metrics=metrics)
 
     def picture(self, file: Path, round: int) -> None:
-        """A later picture of that name replaces it."""
+        """Writes the file; a later one of the same name replaces it."""
         self._client.log_artifact(self._id, str(file))
 
     def close(self, completed: bool) -> None:

@@ -1,7 +1,7 @@
 """The clients' optimizers: one file an optimizer, found by its name.
 
-None of them uses torch.optim: its first optimizer in a process imports torch's compiler, 4 seconds
-for every worker, and in a deployment for every client in every round.
+None of them uses torch.optim: its first optimizer in a process imports torch's compiler. That takes
+4 seconds in every worker, and in a deployment in every client in every round.
 """
 
 from abc import ABC, abstractmethod
@@ -65,7 +65,7 @@ class Optimizer(Plugin, ABC):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """Its state after the steps so far, by any names."""
+        """The optimizer's state after the steps so far, under names of its choice."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -78,7 +78,7 @@ def named_list(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def take_list(name: str, state: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of what :func:`named_list` named, beside the parameters and in their layout."""
+    """Copies of what :func:`named_list` named, on the parameters' device and in their layout."""
     return [
         torch.empty_like(p, requires_grad=False).copy_(state[f"{name}.{index}"])
         for index, p in enumerate(parameters)

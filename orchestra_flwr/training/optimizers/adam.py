@@ -18,7 +18,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Adam(Optimizer):
-    """Each weight moves by about `lr` a step, by its mean gradient over its root mean square."""
+    """A step moves a weight by `lr` times its mean gradient over its root mean square gradient."""
 
     class Settings(Section):
         """Options under `optimizer.` for optimizer=adam."""
@@ -41,14 +41,14 @@ class Adam(Optimizer):
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradients: list[Tensor]) -> None:
-        """Updates both means, divided by their bias corrections, and moves the parameters."""
+        """Updates both running means, and moves the parameters by their bias-corrected ratio."""
         self.decay(gradients)
         first, second = self.settings.betas
         self._steps.add_(1)
         torch._foreach_lerp_(self._means, gradients, 1 - first)
         torch._foreach_mul_(self._squares, second)
         torch._foreach_addcmul_(self._squares, gradients, gradients, 1 - second)
-        # The means start at 0: divided by what they have taken in so far, they are unbiased.
+        # The means start at 0: divided by the weights they have summed so far, they are unbiased.
         rate = (self.lr / (1 - first**self._steps)).float()
         spread = (1 - second**self._steps).sqrt().float()
         roots = torch._foreach_sqrt(self._squares)
@@ -59,7 +59,7 @@ class Adam(Optimizer):
         torch._foreach_sub_(self.parameters, updates)
 
     def decay(self, gradients: list[Tensor]) -> None:
-        """Weight decay, before the gradients are taken in; they or the parameters are changed."""
+        """Applies weight decay before the means are updated; changes gradients or parameters."""
         if self.settings.weight_decay:
             torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
 

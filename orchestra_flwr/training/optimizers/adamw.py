@@ -12,12 +12,12 @@ from orchestra_flwr.training.optimizers.adam import Adam
 
 
 class AdamW(Adam):
-    """Adam's steps, and each weight shrinks by its own share in each of them."""
+    """Adam's steps, each of which also shrinks every weight by the same share."""
 
     class Settings(Adam.Settings):
         """Options under `optimizer.` for optimizer=adamw."""
 
-        weight_decay: float = Field(0.01, ge=0)  # a step takes lr times it of each weight
+        weight_decay: float = Field(0.01, ge=0)  # each step shrinks a weight by lr times this share
 
     def decay(self, gradients: list[Tensor]) -> None:
         """Shrinks the parameters; the gradients stay as they are."""

@@ -11,7 +11,7 @@ from orchestra_flwr.training.optimizers import Optimizer, named_list, take_list
 
 
 class SGD(Optimizer):
-    """The running gradient is momentum times the one before plus the step's own."""
+    """The running gradient is momentum times the previous one plus the step's gradient."""
 
     class Settings(Section):
         """Options under `optimizer.` for optimizer=sgd."""
@@ -31,7 +31,7 @@ class SGD(Optimizer):
         """Adds the gradients to the running one, and moves the parameters by it."""
         torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
         if not self._running:
-            self._running = gradients  # their owner from here on
+            self._running = gradients  # which this optimizer owns from here on
         else:
             torch._foreach_mul_(self._running, self.settings.momentum)
             torch._foreach_add_(self._running, gradients)

@@ -12,16 +12,16 @@ from orchestra_flwr.training.schedules import LocalProgress, Schedule, Unit
 class Steps(Schedule):
     """gamma to the power of the milestones that are over.
 
-    By epochs, how often clients communicate does not change the rates. By rounds, a milestone
+    By epochs, the rates do not depend on how often clients communicate. By rounds, a milestone
     comes after floor(milestone * rounds) rounds: the fewer rounds a run has, the earlier its rates
-    fall, and a run of one round has the last one throughout.
+    fall, and a run of one round has the last rate throughout.
     """
 
     class Settings(Section):
         """Options under `schedule.` for schedule=steps."""
 
         milestones: tuple[float, ...] = (0.3, 0.6, 0.9)  # shares of the run's training
-        gamma: float = Field(0.3, gt=0, le=1)  # what the rate is multiplied by at each of them
+        gamma: float = Field(0.3, gt=0, le=1)  # multiplies the rate at each milestone
         by: Unit = "epochs"  # local epochs, or whole rounds, rounded down as published
 
         @field_validator("milestones")

@@ -61,7 +61,7 @@ def test_features_that_make_no_groups_are_one_line(config, images, tmp_path, bro
     with pytest.raises(ConfigError) as error:
         config(whiten=True).build().groups(images if broken else alike)
     assert str(error.value) == (
-        f"partition.encoder={tmp_path}: makes no groups, the features of these images are not "
+        f"partition.encoder={tmp_path}: makes no groups: the features of these images are not "
         "finite or all alike"
     )
 

@@ -100,7 +100,7 @@ def test_images_that_are_no_files_are_refused():
 def test_an_image_that_lies_too_high_is_named():
     assert _line(level=3) == (
         "partition.level=3: cat/mon/1.jpg lies in 2 folders below data.root; "
-        "every image must lie in as many or more"
+        "every image must lie in 3 or more"
     )
 
 
@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["..", "a/b"])
 def test_names_that_are_no_folders_are_refused(tmp_path, name):
     table = _table(tmp_path, "file,group", *(f"{file},{name}" for file in FILES))
-    assert "cannot be a client's name, which must be that of a folder" in _line(csv=table)
+    assert "cannot be a client's name, which must be a valid name of a folder" in _line(csv=table)
 
 
 def test_a_group_of_images_without_a_class_counts_before_they_are_decoded():

@@ -316,7 +316,7 @@ def test_links_in_a_circle_do_not_multiply_images(tmp_path: Path, caplog: pytest
     os.link(root / "b" / "1.png", root / "b" / "3.png")
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         assert len(_load(root).train) == 3
-    assert any("2 links to files or folders that count already" in m for m in caplog.messages)
+    assert any("2 links to files or folders that are already" in m for m in caplog.messages)
 
 
 def test_photographs_of_formats_that_cannot_be_read_are_counted(tmp_path: Path, caplog):

@@ -50,7 +50,7 @@ def test_the_listed_images_alone_in_the_tables_order(config, tmp_path):
 def test_images_without_an_owner_are_said_to_be_of_one(config, caplog):
     train = load_dataset(config(LINES.replace("south", ""), group="camera")).train
     assert train.files == ("north/4.png", "%/0.png", "%/8.png")
-    assert "2 of 3 images have no camera; together they count as one, named %" in caplog.text
+    assert "2 of 3 images have no camera; together they count as one group, named %" in caplog.text
     caplog.clear()
     load_dataset(config(LINES, group="camera"))
     assert "camera" not in caplog.text
@@ -136,7 +136,7 @@ def test_a_smaller_number_of_groups_is_among_the_larger(config):
         ("Datei;label\na/0.png;x\n", {}, r"has no column file \(data\.file=file\); .*, label$"),
         (LINES, {"group": "user"}, r"has no column user \(data\.group=user\); .* label, camera"),
         ("file,label\na/0.png,x\n0,y\n", {}, "line 3: 0 is listed twice"),
-        ("file,label\nz/9.png,x\n", {}, r"lists no image .* such as z/9\.png; files must be as"),
+        ("file,label\nz/9.png,x\n", {}, r"lists no image .* such as z/9\.png; files must be named"),
         ("file,label\n,x\n", {}, "line 2 has no file"),
         ("file,label\n", {}, r"lists no image below data\.root"),
     ],

@@ -152,7 +152,7 @@ def test_damaged_runs_are_named_in_the_report(make_experiment, make_run, tmp_pat
     assert reasons[cut].endswith("metrics.jsonl, line 2: no record of a round")
     write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "mine is left out, it is of another version or damaged" in text and "50.00" in text
+    assert "mine is left out: it is of another version or damaged" in text and "50.00" in text
 
 
 def test_a_damaged_plan_is_named_in_the_report(make_experiment, tmp_path):

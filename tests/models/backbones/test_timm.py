@@ -232,7 +232,7 @@ def test_offline_the_published_weights_are_refused_in_one_line(tiny, tmp_path, t
     last = result.stderr.strip().splitlines()[-1]
     assert result.returncode == 2 and not (tmp_path / "run").exists()
     assert last.startswith("error: model.weights=pretrained: cannot be loaded"), result.stderr
-    assert "without a network, name a file" in last
+    assert "without internet access, name a file" in last
 
 
 def test_a_saved_encoder_knows_nothing_of_the_weights_it_began_with(timm, tiny, tmp_path):
