@@ -3,15 +3,16 @@
     python benchmarks/time_to_accuracy.py
 
 The number of images is that of the first record in docs/results whose probe is as high: of a small
-convnet from random weights and of a pretrained network. Seconds of a core for an image are measured
-here, ours and the published recipe's steps in turns; evaluations and the server's part are left out
-on both sides. The published recipe has the same rounds with the same images and sends the same
-arrays in float32, as ours did.
+convnet from random weights, of the same with a teacher, and of a pretrained network. Seconds of a
+core for an image are measured here, ours and the published recipe's steps in turns; evaluations and
+the server's part are left out on both sides. The published recipe has the same rounds with the same
+images and sends the same arrays in float32, as ours did. A teacher looks once at each image.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from published import PublishedClient, PublishedSimCLR, client_images
 from orchestra_flwr.config import Config, load_config
 from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.methods.simclr import SimCLR
+from orchestra_flwr.methods.teacher import teacher_of
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, keep_freed_memory, train_round
@@ -33,8 +35,10 @@ RUNS = {
     "SimCLR, 50,000 photographs": "medium/simclr-all-photographs",
     "Orchestra, 10,000 photographs": "medium/orchestra-100-rounds",
     "Orchestra, 50,000 photographs": "medium/orchestra-all-photographs",
+    "SimCLR's network from a teacher, 10,000 photographs": "medium/distill",
     "SimCLR from a pretrained network, 2,000 photographs": "pretrained/simclr-norms",
 }
+PRETRAINED = ("medium/distill", "pretrained/simclr-norms")  # those that need --weights
 TARGETS = (0.5, 0.55, 0.6, 0.65)
 PUBLISHED = {SimCLR: PublishedSimCLR, Orchestra: PublishedClient}
 Cost = dict[str, float]  # images trained on, bytes of all clients both ways
@@ -78,6 +82,10 @@ def settings(run: Path, weights: str | None) -> Config:
         "data=cifar10",
         f"data.image_size={record['data']['image_size']}",
     ]
+    if record["method"]["name"] == "distill":
+        method = record["method"]
+        overrides += [f"method.teacher={method['teacher']}", f"method.teacher_weights={weights}"]
+        overrides += [f"method.teacher_size={method['teacher_size']}"]
     if model["name"] == "timm":
         overrides += [f"model.timm={model['timm']}", f"model.weights={weights}"]
         overrides += [f"adaptation={record['adaptation']['name']}"]
@@ -87,15 +95,15 @@ def settings(run: Path, weights: str | None) -> Config:
 
 
 def seconds_an_image(config: Config, count: int, repeats: int) -> dict[str, float]:
-    """Of ours and, where it can be trained so, of the published recipe; median of the repeats."""
+    """Of ours and, where there is one, of the published recipe; median of the repeats."""
     images = client_images(config, count)
     learner = build_learner(config, config.data.channels).train()
     seed = ClientSeed(config.seed, 1, "0")
     tasks: dict[str, Callable[[], object]] = {
         "ours": lambda: train_round(learner, images, config, seed, contribute=False)
     }
-    if config.model.name != "timm":
-        method = build_learner(config, config.data.channels).train().method
+    method = build_learner(config, config.data.channels).train().method
+    if config.model.name != "timm" and type(method) in PUBLISHED:
         client = PUBLISHED[type(method)](method, images, config)
         steps = count // config.training.batch_size
         tasks["published"] = lambda: [client.step() for _ in range(steps)]
@@ -103,17 +111,30 @@ def seconds_an_image(config: Config, count: int, repeats: int) -> dict[str, floa
     return {name: each / count for name, each in seconds.items()}
 
 
-def row(label: str, reached: Mapping[float, Cost | None], seconds: float) -> tuple[object, ...]:
-    return (label, *(cell(cost, seconds) for cost in reached.values()))
+def teacher_seconds(config: Config, images: int, count: int) -> float:
+    """What a run's teacher takes to look at all images; 0 where there is none."""
+    if config.method.name != "distill":
+        return 0.0
+    teacher, some = teacher_of(config, "0"), client_images(config, count)
+    look = partial(teacher.encode, some, config.training.batch_size)
+    seconds = in_turns({"teacher": look}, 1, warm_up=1, clock=time.process_time)
+    return seconds["teacher"] / count * images
 
 
-def cell(cost: Cost | None, seconds: float) -> str:
-    """Minutes and megabytes, `seconds` an image."""
+def row(
+    label: str, reached: Mapping[float, Cost | None], seconds: float, once: float = 0
+) -> tuple[object, ...]:
+    return (label, *(cell(cost, seconds, once) for cost in reached.values()))
+
+
+def cell(cost: Cost | None, seconds: float, once: float = 0) -> str:
+    """Minutes and megabytes, `seconds` an image and `once` for all."""
     if cost is None:
         return "-"
     if not cost["images"]:
         return "at the start"
-    return f"{cost['images'] * seconds / 60:.1f} min, {cost['bytes'] / 1e6:,.0f} MB"
+    minutes = (cost["images"] * seconds + once) / 60
+    return f"{minutes:.1f} min, {cost['bytes'] / 1e6:,.0f} MB"
 
 
 def main() -> None:
@@ -127,14 +148,18 @@ def main() -> None:
     rows, result = [], {}
     for name, folder in RUNS.items():
         run = RECORDS / folder
-        if folder.startswith("pretrained") and given.weights is None:
+        if folder in PRETRAINED and given.weights is None:
             continue
         config = settings(run, given.weights)
-        epochs = yaml.safe_load((run / "config.yaml").read_text())["training"]["local_epochs"]
+        record = yaml.safe_load((run / "config.yaml").read_text())
+        epochs, count = record["training"]["local_epochs"], record["data"]["train_limit"]
         reached = costs(RunFolder(run).read_metrics(), epochs, TARGETS)
         seconds = seconds_an_image(config, given.images, given.repeats)
-        rows += [row(f"{name}, {side}", reached, each) for side, each in seconds.items()]
-        result[name] = {"run": folder, "seconds_an_image": seconds, "reached": reached}
+        once = teacher_seconds(config, count, given.images)
+        rows += [row(f"{name}, {side}", reached, each, once) for side, each in seconds.items()]
+        result[name] = {
+            "run": folder, "seconds_an_image": seconds, "seconds_once": once, "reached": reached
+        }  # fmt: skip
     table(("minutes of a core", *(f"{target:.0%}" for target in TARGETS)), rows)
     write("time_to_accuracy", {"runs": result})
 
