@@ -82,7 +82,7 @@ def test_of_short_runs_nothing_is_tried(tiny, monkeypatch):
 
 def test_it_is_said_for_so_many_clients_at_the_same_time(tiny):
     config = tiny()  # 4 clients
-    assert first_estimate(config, 7200, 2).startswith("training takes about 1 h 00 min, as a few")
+    assert first_estimate(config, 7200, 2).startswith("training takes about 1 h 00 min, judging by")
     assert "about 30 min" in first_estimate(config, 7200, 16)  # no more than there are clients
     assert "about 12 days" in first_estimate(config, 12 * 86400, 1)
     assert first_estimate(config, 500, 2) is None  # the first round tells it within a minute

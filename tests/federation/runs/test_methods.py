@@ -110,7 +110,7 @@ def test_labels_that_do_not_fit_are_told_before_anything_starts(tiny, tmp_path):
 def test_a_federation_learns_the_labels_of_photos(tiny, tmp_path):
     given = photos(tmp_path / "photos", ant=20, bee=20)
     config = tiny(
-        *given, "method.classes=[bee,ant]", f"run_dir={tmp_path / 'run'}", "federation.rounds=4",
+        *given, "method.classes=[bee,ant]", f"run_dir={tmp_path / 'run'}", "federation.rounds=6",
         "training.local_epochs=20", "training.lr=0.03", "partition=iid", "model.width=16",
     )  # fmt: skip
     _, folder, _ = run(config)
