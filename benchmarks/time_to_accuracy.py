@@ -111,13 +111,13 @@ def seconds_an_image(config: Config, count: int, repeats: int) -> dict[str, floa
     return {name: each / count for name, each in seconds.items()}
 
 
-def teacher_seconds(config: Config, images: int, count: int) -> float:
-    """What a run's teacher takes to look at all images; 0 where there is none."""
+def teacher_seconds(config: Config, images: int, count: int, repeats: int) -> float:
+    """What a run's teacher takes to look at all images once; 0 where there is none."""
     if config.method.name != "distill":
         return 0.0
     teacher, some = teacher_of(config, "0"), client_images(config, count)
     look = partial(teacher.encode, some, config.training.batch_size)
-    seconds = in_turns({"teacher": look}, 1, warm_up=1, clock=time.process_time)
+    seconds = in_turns({"teacher": look}, repeats, warm_up=1, clock=time.process_time)
     return seconds["teacher"] / count * images
 
 
@@ -155,7 +155,7 @@ def main() -> None:
         epochs, count = record["training"]["local_epochs"], record["data"]["train_limit"]
         reached = costs(RunFolder(run).read_metrics(), epochs, TARGETS)
         seconds = seconds_an_image(config, given.images, given.repeats)
-        once = teacher_seconds(config, count, given.images)
+        once = teacher_seconds(config, count, given.images, given.repeats)
         rows += [row(f"{name}, {side}", reached, each, once) for side, each in seconds.items()]
         result[name] = {
             "run": folder, "seconds_an_image": seconds, "seconds_once": once, "reached": reached

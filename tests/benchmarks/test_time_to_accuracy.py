@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,29 @@ def test_the_published_step_of_simclr_computes_what_ours_does(benchmark):
         gradient = ours.grad + config.optimizer.settings.weight_decay * ours
         moved = ours.detach() - config.training.lr * gradient
         torch.testing.assert_close(theirs, moved, atol=1e-12, rtol=1e-9)
+
+
+def test_a_cell_has_what_was_done_once_beside_what_each_image_takes(benchmark):
+    assert benchmark.cell({"images": 60, "bytes": 2e6}, 2.0) == "2.0 min, 2 MB"
+    assert benchmark.cell({"images": 60, "bytes": 2e6}, 2.0, once=90) == "3.5 min, 2 MB"
+    assert benchmark.cell({"images": 0, "bytes": 0}, 2.0, once=90) == "at the start"
+
+
+def test_a_teacher_looks_once_at_each_image_of_a_run(benchmark, monkeypatch):
+    looks = []
+    teacher = types.SimpleNamespace(encode=lambda images, batch: looks.append(len(images)))
+    monkeypatch.setattr(benchmark, "teacher_of", lambda config, client: teacher)
+    monkeypatch.setattr(benchmark, "in_turns", in_a_second_each)
+    config = load_config(["method=distill", "method.teacher=any", "data=cifar10"])
+    assert benchmark.teacher_seconds(config, images=1000, count=8, repeats=2) == 125
+    assert looks == [8]
+    assert benchmark.teacher_seconds(load_config(["data=cifar10"]), 1000, 8, 2) == 0
+
+
+def in_a_second_each(tasks, repeats, **options):
+    for task in tasks.values():
+        task()
+    return dict.fromkeys(tasks, 1.0)
 
 
 @pytest.mark.slow

@@ -139,6 +139,11 @@ def test_clients_of_few_images_train_for_more_epochs(photos, clients, epochs):
     assert (config.training.local_epochs, config.federation.rounds) == (epochs, 8)
 
 
+def test_a_servers_own_images_say_nothing_of_its_clients(photos):
+    overrides = ["preset=adapt", "federation.min_clients=11", photos(1000)]
+    assert load(ServerConfig, overrides, all_read=True).training.local_epochs == 1
+
+
 def test_many_clients_send_few_bits(photos):
     assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
     assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"

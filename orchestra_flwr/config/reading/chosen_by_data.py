@@ -15,14 +15,14 @@ from hydra.core.override_parser.types import Override
 from orchestra_flwr.config.choices import DataConfig
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
-from orchestra_flwr.config.section import ConfigError, Section, parse, section_keys
+from orchestra_flwr.config.section import Composed, ConfigError, parse, section_keys
 from orchestra_flwr.config.user_packages import packages_in
 
 logger = logging.getLogger(__name__)
 
 
 def chosen_by_data(
-    section: type[Section], values: Mapping[str, Any], overrides: Sequence[Override]
+    section: type[Composed], values: Mapping[str, Any], overrides: Sequence[Override]
 ) -> list[Override]:
     """Overrides of all rows that fit the composed values, without keys that the command sets.
 
@@ -48,6 +48,8 @@ def chosen_by_data(
     facts = _facts(values)
     if not isinstance(facts["clients"], int | float):
         return []  # the run itself will say what is wrong
+    if "images" in facts and not section.is_foreign("partition"):  # else they are the server's own
+        facts["images_a_client"] = facts["images"] / max(1, facts["clients"])
     fitting = [row for row in rows if _fits(row, facts)]
     chosen = unsaid([line for row in fitting for line in row["choose"]])
     written = [str(line.input_line) for line in chosen.values()]
@@ -102,13 +104,11 @@ def _has_gpu(device: str) -> bool:
 
 
 def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    images, clients = facts.get("images", math.inf), facts["clients"]
-    each = images / max(1, clients)
+    below = {"images_below": "images", "images_a_client_below": "images_a_client"}
     return (
-        ("images_below" not in row or images < row["images_below"])
-        and ("images_a_client_below" not in row or each < row["images_a_client_below"])
+        all(facts.get(fact, math.inf) < row[key] for key, fact in below.items() if key in row)
         and facts.get("images", 0) >= row.get("images_from", 0)
-        and clients >= row.get("clients_from", 0)
+        and facts["clients"] >= row.get("clients_from", 0)
         and facts.get("tests", 0) >= row.get("tests_from", 0)
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
     )

@@ -126,8 +126,8 @@ class Connection(HttpToolsProtocol):
         text = _NO_REQUEST
         if self._first_byte == _TLS_RECORD and self.scheme == "http":
             text = (
-                "spoke TLS, but this server plain text: start it with its keys (security=FOLDER), "
-                "or that client with insecure=true"
+                "spoke TLS, but this server speaks plain text: start it with its keys "
+                "(security=FOLDER), or that client with insecure=true"
             )
         if self._is_answering:  # another answer would stand in the middle of that one
             self._abort(text)

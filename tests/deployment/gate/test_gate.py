@@ -754,7 +754,7 @@ def test_tls_spoken_to_a_plain_port(plain_gate, lines, certificates):
     with pytest.raises(OSError):
         client.socket()
     assert client.line().startswith(
-        "spoke TLS, but this server plain text: start it with its keys (security=FOLDER)"
+        "spoke TLS, but this server speaks plain text: start it with its keys (security=FOLDER)"
     )
 
 
