@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -170,8 +170,7 @@ class Forwarder:
         if _accepted(response) and content:
             self._deliveries.pop(call.key, None)
             self._deliveries[call.key] = Delivery(body, response, content)
-            if self._names is None and len(self._deliveries) > MOST:
-                del self._deliveries[next(iter(self._deliveries))]
+            self._forget_oldest(self._deliveries)
         elif _is_empty(response) and self._is_undelivered(call, body):
             last = self._deliveries[call.key]
             response, content = last.response, last.content
@@ -322,7 +321,13 @@ class Forwarder:
         if call.key in self._arrived or not has_good_clock(call.headers):
             return False
         now = time.monotonic()
-        return now - self._first_refusal.setdefault(call.key, now) < ANEW_SECONDS
+        first = self._first_refusal.setdefault(call.key, now)
+        self._forget_oldest(self._first_refusal)
+        return now - first < ANEW_SECONDS
+
+    def _forget_oldest(self, by_key: dict[bytes, Any]) -> None:
+        if self._names is None and len(by_key) > MOST:
+            del by_key[next(iter(by_key))]
 
     async def _refuse(self, call: Call, status: int, reason: str, text: str) -> None:
         self._refusals.report(call.peer, reason, text)

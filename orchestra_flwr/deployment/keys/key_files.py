@@ -60,8 +60,15 @@ def quoted(path: Path) -> str:
 
 
 def warn_if_open(path: Path) -> None:
-    """Warns in the log where others than the owner may read a private key (a copy often may)."""
-    if os.name == "posix" and path.stat().st_mode & 0o077:
+    """Warns in the log where others may read a private key (a copy often may).
+
+    A group may read a key that belongs to another user: so Kubernetes and systemd hand them out.
+    """
+    if os.name != "posix":
+        return
+    status = path.stat()
+    open_to = 0o077 if status.st_uid == os.geteuid() else 0o007
+    if status.st_mode & open_to:
         logger.warning("%s can be read by others: chmod 600 %s", path, quoted(path))
 
 

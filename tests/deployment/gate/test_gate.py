@@ -535,6 +535,18 @@ def test_messages_of_clients_with_ever_new_keys_are_forgotten(client, superlink,
     assert [pull(name) for name in ("one", "two", "three")] == [b"a message", b"", b"a message"]
 
 
+def test_refusals_of_clients_with_ever_new_keys_are_forgotten(client, superlink, monkeypatch, test):
+    monkeypatch.setattr(forward, "MOST", 1)
+    monkeypatch.setattr(forward, "ANEW_SECONDS", 0.05)
+    superlink.answers[PULL] = (401, b"{}")
+    for name in (b"one", b"two", b"one"):  # the last time as if it had never come
+        signed = {"flwr-timestamp": datetime.now(UTC).isoformat()}
+        assert client.request("POST", PULL, b"x", key_header(name + KEY) | signed)[0] == 401
+        time.sleep(0.06)
+    (line,) = client.lines()
+    assert "was connected before this server started" in line
+
+
 def test_what_is_not_stored_costs_nothing(client, superlink, test):
     key = key_header(b"unlucky " + KEY)
     assert client.request("POST", PULL, b"x", key)[0] == 200

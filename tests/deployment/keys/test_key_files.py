@@ -144,6 +144,17 @@ def test_a_private_key_that_others_can_read_is_warned_of(security, bundle, caplo
     assert len(texts) == 2 and all("chmod 600" in text for text in texts)
 
 
+def test_a_group_may_read_a_key_of_another_user(security, caplog, monkeypatch):
+    """So Kubernetes mounts a Secret: `chmod` would be refused."""
+    monkeypatch.setattr(os, "geteuid", lambda: (security / "server.key").stat().st_uid + 1)
+    (security / "server.key").chmod(0o440)
+    server_files(security)
+    assert not caplog.records
+    (security / "server.key").chmod(0o444)
+    server_files(security)
+    assert "chmod 600" in caplog.text
+
+
 COMMANDS = {
     "server": ("server", "folder=new/s", "host=a", "client=x,y"),
     "renewal": ("server", "folder=security", "client=x"),
