@@ -1,7 +1,7 @@
 """Numpy arrays in and out of Flower's records, with few copies.
 
-Checked against Flower 1.41: `Array` reads its bytes from `data` alone, and keeps their chunks in
-`_chunks`; a record's constructor copies.
+Checked against Flower 1.41 and 1.42: `Array` reads its bytes from `data` alone, and keeps their
+chunks in `_chunks`; a record's constructor copies.
 """
 
 import io

@@ -4,10 +4,11 @@ Flower itself installs the app that a message's run brings, imports it, and lets
 controls a server runs any code on every client. Here the archive of an app (FAB) is not even
 looked at: a message is content, and the code that answers it is that of this process.
 
-Checked against Flower 1.41: `flwr.supernode.runtime.run_clientapp`, whose steps these are, without
-the installation, the loading and the texts of errors; and its `pull_and_inflate_object_from_tree`,
-which asks again after 1 s, 2 s and so on for what is not there yet. No process has to start here,
-so a message is asked for while it still arrives, and such waits would double a short round.
+Checked against Flower 1.41 and 1.42: `flwr.supernode.runtime.run_clientapp`, whose steps these are,
+without the installation, the loading and the texts of errors; and its
+`pull_and_inflate_object_from_tree`, which asks again after 1 s, 2 s and so on for what is not there
+yet. No process has to start here, so a message is asked for while it still arrives, and such waits
+would double a short round.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The app that Flower knows a deployment by. It holds no code: both sides run their own.
 
-Checked against Flower 1.41: the least that `flwr run` takes for an app.
+Checked against Flower 1.41 and 1.42: the least that `flwr run` takes for an app.
 """
 
 PUBLISHER, NAME = "orchestra-flwr", "orchestra-deployment"

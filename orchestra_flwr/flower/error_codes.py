@@ -1,6 +1,6 @@
 """What the errors of a SuperLink or SuperNode mean: their own texts speak of a database.
 
-Checked against Flower 1.41: `flwr.common.constant.ErrorCode`.
+Checked against Flower 1.41 and 1.42: `flwr.common.constant.ErrorCode`.
 """
 
 from flwr.common.constant import ErrorCode

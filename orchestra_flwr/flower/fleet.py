@@ -1,7 +1,7 @@
 """What server, gate and client have to know about Flower's Fleet API.
 
-Checked against Flower 1.41: its clients' messages, how old a signature may be, and that a reply is
-refused if it is dated after its message has expired.
+Checked against Flower 1.41 and 1.42: its clients' messages, how old a signature may be, and that a
+reply is refused if it is dated after its message has expired.
 """
 
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest

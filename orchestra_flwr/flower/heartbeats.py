@@ -1,6 +1,6 @@
 """Heartbeats, by which a SuperLink or a SuperNode knows that one of its tasks is worked on.
 
-Checked against Flower 1.41: `flwr.supercore.heartbeat`.
+Checked against Flower 1.41 and 1.42: `flwr.supercore.heartbeat`.
 """
 
 from collections.abc import Iterator

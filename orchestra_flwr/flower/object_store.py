@@ -6,7 +6,8 @@ the store once (:class:`Broadcast`) and a message carries references; replies ca
 beside the pickle (:class:`~orchestra_flwr.flower.arrays.NumpyArray`). Both are read
 in place. Where no Ray runs, messages stay as they are.
 
-Checked against Flower 1.41, whose actors pickle messages, and Ray 2.55: `ray.put` and `ray.get`.
+Checked against Flower 1.41 and 1.42, whose actors pickle messages, and Ray 2.55: `ray.put` and
+`ray.get`.
 """
 
 import sys

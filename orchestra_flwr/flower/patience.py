@@ -1,8 +1,8 @@
 """How long the server's app waits for a SuperLink that runs but does not answer in time.
 
-Checked against Flower 1.41: `make_simple_http_retry_invoker`, which tries for ever, but ends this
-process by SIGINT where a run is over, and mistakes a TLS handshake that takes too long for a wrong
-certificate.
+Checked against Flower 1.41 and 1.42: `make_simple_http_retry_invoker`, which tries for ever, but
+ends this process by SIGINT where a run is over, and mistakes a TLS handshake that takes too long
+for a wrong certificate.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The numbers by which Flower's messages name the process that makes them.
 
-Checked against Flower 1.41: `Message` reads them from `TaskIdentity`, which Flower's own programs
-set.
+Checked against Flower 1.41 and 1.42: `Message` reads them from `TaskIdentity`, which Flower's own
+programs set.
 """
 
 from flwr.supercore.task_identity import TaskIdentity

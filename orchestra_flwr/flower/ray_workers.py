@@ -4,8 +4,8 @@ Flower binds a client to an actor. If Ray is to start the actor again while the 
 remaining machines are taken, it waits for ever, and its client with it. Here the client goes to
 whichever worker is free next, and the worker's successor takes part as soon as there is room.
 
-Checked against Flower 1.41, whose backend makes a `BasicActorPool` and calls what is here, and Ray
-2.55: `ray.kill`, `__ray_ready__`, and that only what a client raises is a `RayTaskError`.
+Checked against Flower 1.41 and 1.42, whose backend makes a `BasicActorPool` and calls what is here,
+and Ray 2.55: `ray.kill`, `__ray_ready__`, and that only what a client raises is a `RayTaskError`.
 """
 
 import contextlib

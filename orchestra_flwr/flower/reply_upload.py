@@ -1,8 +1,8 @@
 """A reply that a SuperLink has announced: its arrays may still be on their way, or never come.
 
-Checked against Flower 1.41: a SuperLink announces a reply once, before its arrays are there; a
-message is put together as `HttpGrid` does it, which waits for these until none has come for three
-minutes.
+Checked against Flower 1.41 and 1.42: a SuperLink announces a reply once, before its arrays are
+there; a message is put together as `HttpGrid` does it, which waits for these until none has come
+for three minutes.
 """
 
 import json

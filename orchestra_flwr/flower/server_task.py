@@ -1,7 +1,7 @@
 """A server's own run at its SuperLink, worked on by this process and not by an app of Flower's.
 
-Checked against Flower 1.41: `flwr.superlink.runtime.run_serverapp`, whose steps these are, without
-installing and loading what a run brings.
+Checked against Flower 1.41 and 1.42: `flwr.superlink.runtime.run_serverapp`, whose steps these are,
+without installing and loading what a run brings.
 """
 
 import time

@@ -1,6 +1,7 @@
 """Flower's clients of a local SuperLink or SuperNode, through its socket.
 
-Checked against Flower 1.41: `ProtobufClient` has these attributes, and sends all with `_client`.
+Checked against Flower 1.41 and 1.42: `ProtobufClient` has these attributes, and sends all with
+`_client`.
 """
 
 import ssl

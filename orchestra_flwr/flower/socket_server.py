@@ -14,8 +14,8 @@ A SuperLink takes the server's app for dead when it has heard nothing of it for 
 the run: a machine that is overloaded, or was suspended, takes that long. Here it waits for
 `PATIENCE_SECONDS`; whether the app lives is known to `run_server.py`, which has started it.
 
-Checked against Flower 1.41: both programs serve by uvicorn, which prefers a socket (`uds`) to a
-port. If that ever changes, the socket does not appear, and what waits for it says so. The time
+Checked against Flower 1.41 and 1.42: both programs serve by uvicorn, which prefers a socket (`uds`)
+to a port. If that ever changes, the socket does not appear, and what waits for it says so. The time
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
 with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals.
 """

@@ -3,7 +3,8 @@
 Flower's own grids collect all replies of a round before they return them. Here the server never
 holds more than a window of them, and aggregates in a fixed order, not in that of the answers.
 
-Checked against Flower 1.41: the methods of `Grid`, and ids that are None for a node that is gone.
+Checked against Flower 1.41 and 1.42: the methods of `Grid`, and ids that are None for a node that
+is gone.
 """
 
 import time

@@ -1,6 +1,6 @@
 """What a server asks of its SuperLink: to begin and end runs, and to take clients' keys.
 
-Checked against Flower 1.41: the Control API, as the `flwr` command uses it.
+Checked against Flower 1.41 and 1.42: the Control API, as the `flwr` command uses it.
 """
 
 import hashlib

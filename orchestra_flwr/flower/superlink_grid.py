@@ -1,6 +1,6 @@
 """The server's connection to its SuperLink: reports what is sent, deletes what nobody needs.
 
-Checked against Flower 1.41: `HttpGrid`, and what a SuperLink deletes when.
+Checked against Flower 1.41 and 1.42: `HttpGrid`, and what a SuperLink deletes when.
 """
 
 import time

@@ -53,7 +53,7 @@ def has_good_clock(headers: Mapping[bytes, bytes]) -> bool:
 def is_signed(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the claimed key has signed the time, lately, as a SuperLink demands.
 
-    Checked against Flower 1.41: `flwr.superlink.routers.fleet.node_auth`.
+    Checked against Flower 1.41 and 1.42: `flwr.superlink.routers.fleet.node_auth`.
     """
     try:
         key = load_pem_public_key(public_key(headers))
