@@ -15,7 +15,7 @@ Significant Bits for Differential Privacy", CCS 2012) is not accounted for.
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -137,21 +137,29 @@ def composed_epsilon(
         return 0.0
     if noise_multiplier < LEAST_NOISE:
         return math.inf
-    return _composed(noise_multiplier, rounds, delta)
+    from dp_accounting.rdp import compute_epsilon
+
+    kinds = [
+        (count, *_renyi(noise_multiplier, clients, cohort)) for clients, cohort, count in rounds
+    ]
+    orders = kinds[0][1]
+    sampled = sum(count * divergences for count, _, divergences, _ in kinds)
+    unsampled = sum(count * divergences for count, *_, divergences in kinds)
+    return float(min(compute_epsilon(orders, each, delta)[0] for each in (sampled, unsampled)))
 
 
-@cache
-def _composed(
-    noise_multiplier: float, drawn: tuple[tuple[int, int, int], ...], delta: float
-) -> float:
+@lru_cache(maxsize=4096)  # half a second each; a run has one for each number of clients there
+def _renyi(
+    noise_multiplier: float, clients: int, cohort: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Orders, and the Renyi divergences of one round: of a drawn cohort, and of a known one."""
     import dp_accounting  # takes seconds, and only noisy runs need it
     from dp_accounting.rdp import RdpAccountant
 
     noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+    draw = dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, noise)
     sampled = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     unsampled = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    for clients, cohort, rounds in drawn:
-        draw = dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, noise)
-        sampled.compose(draw, rounds)
-        unsampled.compose(noise, rounds)
-    return float(min(sampled.get_epsilon(delta), unsampled.get_epsilon(delta)))
+    sampled.compose(draw)
+    unsampled.compose(noise)
+    return sampled.orders, sampled.rdp, unsampled.rdp

@@ -17,7 +17,7 @@ from orchestra_flwr.config import (
     read_config_file,
 )
 from orchestra_flwr.config.section import within
-from orchestra_flwr.console.text import flat
+from orchestra_flwr.console.text import flat, lookup
 from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, earlier_rounds
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
@@ -81,7 +81,9 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
     try:
         record = read_values(path, earlier=EARLIER_VALUES).get(VALUE)
     except DamagedFileError as error:
-        rounds = earlier_rounds(path.parent) if checkpoint == CHECKPOINT else []
+        noise = lookup(read_config_file(folder / "config.yaml"), "privacy", "noise_multiplier")
+        may_go_back = checkpoint == CHECKPOINT and not noise
+        rounds = earlier_rounds(path.parent) if may_go_back else []
         back = f"go back with resume_round={rounds[-1]}, " if rounds else ""
         raise ConfigError(f"{error}; put back a copy of it, {back}or start a new run") from None
     if record is None:

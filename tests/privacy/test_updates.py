@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.stats import kstest, norm
 from threadpoolctl import threadpool_limits
@@ -190,3 +191,20 @@ def test_rounds_of_a_changing_population_add_up():
     assert drawn == [[10, 5, 2], [12, 6, 1], [12, 12, 1]]
     whole = composed_epsilon(4, drawn, 1e-3)
     assert composed_epsilon(4, drawn[:2], 1e-3) < whole <= update_epsilon(4, 12, 12, 4, 1e-3)
+
+
+def test_the_account_of_a_round_takes_no_longer_the_more_kinds_of_rounds_there_were(monkeypatch):
+    """On a real server clients come and go, and each number of them is another kind of round."""
+    composed, compose = [], RdpAccountant.compose
+
+    def counted(self, event, count=1):
+        composed.append(event)
+        return compose(self, event, count)
+
+    monkeypatch.setattr(RdpAccountant, "compose", counted)
+    drawn, each = [], []
+    for clients in range(40, 50):
+        drawn, before = add_noisy_round(drawn, clients, 4), len(composed)
+        composed_epsilon(3.7, drawn, 1e-3)
+        each.append(len(composed) - before)
+    assert len(set(each)) == 1

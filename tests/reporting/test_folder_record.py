@@ -166,6 +166,15 @@ def test_behind_a_damaged_checkpoint_an_earlier_one_is_named(folder):
     RunFolder.resume(folder.path, 1)
 
 
+def test_behind_a_damaged_checkpoint_of_a_run_with_noise_none_is_named(folder):
+    """It cannot go back."""
+    shutil.copy(folder.path / CHECKPOINT, folder.checkpoint / "state-1.safetensors")
+    (folder.path / CHECKPOINT).unlink()
+    (folder.path / CHECKPOINT).write_bytes(b"nothing")
+    change(folder, privacy__noise_multiplier=1.0)
+    assert refusal(folder).endswith("; put back a copy of it, or start a new run")
+
+
 def test_a_run_of_an_earlier_version_is_resumed(folder):
     save_file({"a": torch.zeros(3)}, folder.path / CHECKPOINT, metadata={"position": "{}"})
     change(folder, seed=7)

@@ -16,6 +16,7 @@ from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
+from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP, with_prefix
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
@@ -280,7 +281,8 @@ class OrchestraClient(NumPyClient):
         )
         if folder is not None:
             state = self._state_to_keep(merging, result.optimizer_state)
-            folder.save(work.seed.round, state, work.seed.stage)
+            from_before = 2 if isinstance(self.exchange, Asynchronous) else 1
+            folder.save(work.seed.round, state, work.seed.stage, from_before=from_before)
             result = replace(result, optimizer_state={})  # as large as the model: it is on disk now
         work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
         return result

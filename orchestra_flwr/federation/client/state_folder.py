@@ -19,8 +19,9 @@ class ClientStateFolder:
 
     A round that is repeated, because the server was killed in it or went back to one of its
     checkpoints, starts from the state before that round. So the states of the last rounds are kept,
-    with the newest one from before them; everything older is deleted, as is the state of other
-    runs. After a round's later stages the file is `<round>-<stage>.safetensors`.
+    with the newest one from before them (or more, see :meth:`save`); everything older is deleted,
+    as is the state of other runs. After a round's later stages the file is
+    `<round>-<stage>.safetensors`.
 
     Args:
         folder: the client's own.
@@ -61,8 +62,15 @@ class ClientStateFolder:
                 "or remove it: then this client starts the run afresh"
             ) from error
 
-    def save(self, round_: int, state: ClientState, stage: int = 0) -> None:
+    def save(
+        self, round_: int, state: ClientState, stage: int = 0, *, from_before: int = 1
+    ) -> None:
         """Writes the state after a stage, whole or not at all, and drops what is not needed.
+
+        Args:
+            from_before: how many of the newest from before the last rounds stay. Two where a result
+                may be used rounds later than it was begun: if that is undone, the client begins
+                once more with the state before it.
 
         Raises:
             OSError: names the file, which is unchanged.
@@ -72,9 +80,9 @@ class ClientStateFolder:
         values = {"values": json.dumps(dict(state.values))}
         save_tensors(self._path((round_, stage)), state.tensors, values, mode=0o600)
         saved, first = self._saved(), (round_ - KEPT_ROUNDS + 1, 0)
-        before = max((when for when in saved if when < first), default=None)
+        before = sorted(when for when in saved if when < first)[-from_before:]
         for when in saved:
-            if when != before and not first <= when <= (round_, stage):
+            if when not in before and not first <= when <= (round_, stage):
                 self._path(when).unlink()
         for other in self._others.iterdir():
             if other != self._folder and other.is_dir():  # a system may put files of its own there

@@ -162,14 +162,15 @@ def load_checkpoint(
 
 
 def _without_arrays(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """An exchange's state without the arrays in its dictionaries, and these as tensors."""
+    """An exchange's state with null in place of the arrays in its dictionaries, and these as
+    tensors, whose order a file does not keep."""
     plain = dict(state)
     arrays: dict[str, Tensor] = {}
     for key, value in state.items():
         found = value if isinstance(value, dict) else {}
         held = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
         if held:
-            plain[key] = {name: each for name, each in found.items() if name not in held}
+            plain[key] = {name: None if name in held else each for name, each in found.items()}
         arrays |= {f"{EXCHANGE}{key}/{name}": torch.from_numpy(a) for name, a in held.items()}
     return plain, arrays
 

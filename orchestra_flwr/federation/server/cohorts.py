@@ -56,7 +56,8 @@ class Cohorts:
             nodes = {client: nodes[client] for client in self.timeline.free(nodes)}
             busy = self.timeline.busy()
         images = {name: self.members.images[name] for name in nodes}
-        most = max_counted_images(images.values(), self._config.federation.max_weight)
+        everybody = self.members.images.values()  # also those that are at work or away
+        most = max_counted_images(everybody, self._config.federation.max_weight)
         self._show_capped(images, most)
         round_ = Round(
             number,

@@ -125,6 +125,8 @@ class RoundMessages:
         report.dropped = self._with_reasons(report.dropped)
         latest = round_.number - 1  # which may be kept under its number as well
         earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
+        if self.federation.config.privacy.noise_multiplier > 0:  # such a run cannot go back
+            earlier = []
         check_round(self.federation, round_, report, max(earlier, default=None))
         if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
             why = missing_release_message(self.federation, round_, report)

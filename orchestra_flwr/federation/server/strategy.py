@@ -239,6 +239,7 @@ class OrchestraStrategy(Strategy):
                 arrays = record_of({**arrays, FROZEN: NumpyArray(frozen.values)})
             elif client not in frozen.holders:
                 self.report.bytes_down += frozen.values.nbytes
+                frozen.holders.add(client)  # even if it is late, and so never heard of
         return self._envelope(kind, client, arrays, task)
 
     def _envelope(

@@ -338,6 +338,28 @@ def test_it_is_grouped_when_there_are_clients_enough(tiny):
     assert exchange.metrics()["members"] == {"cluster-0": ["a", "b"], "cluster-1": ["c", "d"]}
 
 
+def test_resumed_before_clients_are_grouped_the_groups_have_the_same_numbers(
+    tiny, tmp_path, federate, watched
+):
+    """Not all clients are there in a round, so they do not come in the order of their names."""
+    overrides = ("method=simclr", "exchange=clusters", "exchange.warm_rounds=2", "seed=7",
+                 "federation.clients=6", "federation.participation=0.5", "federation.rounds=3",
+                 "evaluation.every=100")  # fmt: skip
+    whole = federate(tiny(*overrides, f"run_dir={tmp_path / 'whole'}"), evaluate=False)
+
+    def pull_the_plug(client, round_, sent, reply):
+        if round_ == 3:
+            raise KeyboardInterrupt
+
+    torn = tiny(*overrides, f"run_dir={tmp_path / 'torn'}")
+    folder = RunFolder.create(torn)
+    with pytest.raises(KeyboardInterrupt):
+        federate(torn, app=watched(pull_the_plug), folder=folder, evaluate=False)
+    resumed = federate(torn, folder=RunFolder.resume(folder.path), evaluate=False)
+    assert told(whole) == told(resumed)
+    same_bits(whole.state, resumed.state)
+
+
 @pytest.mark.parametrize(
     ("killed", "wire"),
     [(3, "int4"), *(pytest.param(at, "float32", marks=pytest.mark.slow) for at in (1, 4))],

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.config.reading.compose import load
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.exchanges.asynchronous import refreshed
@@ -92,6 +92,23 @@ def test_a_model_that_several_results_began_with_is_decoded_once(
     run = federate(config, evaluate=False)
     assert arrivals(run)[3] == [["c", 0], ["d", 0]]
     assert read[0] == 3  # for the messages of rounds 1 and 4, and for what came back
+
+
+def test_a_run_that_went_back_finds_what_clients_kept_before_a_late_result(
+    federate, buffered, tmp_path
+):
+    """b began after round 3 what is used in round 6, and has answered once more in round 7."""
+    times = {"a": 1.9, "b": 4.5, "c": 6.6, "d": 11.3}
+    rows = [f"{n},{IMAGES[n] / seconds},1000000,1000000\n" for n, seconds in times.items()]
+    config = buffered("training.optimizer_state=keep", "optimizer.momentum=0.9")
+    (tmp_path / "devices.csv").write_text(TABLE.splitlines(keepends=True)[0] + "".join(rows))
+    whole = federate(config)
+    of_b = [number for each in arrivals(whole) for name, number in each if name == "b"]
+    assert of_b == [0, 1, 3, 6]
+    config = load_config([f"resume={whole.folder.path}", "resume_round=5"])
+    with RunFolder.open(config) as folder:
+        again = federate(config, folder=folder)
+    assert same(whole, again) and arrivals(whole) == arrivals(again)
 
 
 def test_a_killed_run_ends_in_the_same_bits_and_remembers_no_more_than_it_needs(

@@ -107,6 +107,23 @@ def test_it_counts_once_for_each_client(tiny, tmp_path, federate, encoder):
     assert firsts[0] == 2 and 2 <= sum(firsts) <= 4 and all(n in (0, 1, 2) for n in firsts)
 
 
+def test_a_client_that_is_late_again_and_again_has_it_from_the_first_time_on(
+    tiny, tmp_path, federate, encoder
+):
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=8",
+                  "federation.clients=4", "federation.participation=1", "clock=virtual",
+                  "clock.slow=0.25", "clock.slower=2.5", "federation.enough=0.75",
+                  f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    frozen = 4 * Schemas.of(build_learner(config, 1), config).frozen.size
+    run = federate(config, evaluate=False)
+    asked = [record["clients"] for record in run.records[1:]]
+    assert sum(len(each["late"]) for each in asked) > 1  # the slow one, each time
+    down = [record["bytes_down"] for record in run.records[1:]]
+    each_time = min(sent / each["cohort"] for sent, each in zip(down, asked, strict=True))
+    firsts = sum(down) - each_time * sum(each["cohort"] for each in asked)
+    assert firsts == 4 * frozen
+
+
 class Remembering(SimulatedMembers):
     """Clients that share no disk with the server: what they are to have is sent to them."""
 

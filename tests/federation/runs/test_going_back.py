@@ -240,6 +240,22 @@ def test_from_python_the_advice_is_a_note(tiny_overrides, tmp_path, clients_of):
     assert failed.value.__notes__ == [f"continue with: resume={tmp_path / 'run'} resume_round=1"]
 
 
+def test_a_run_with_noise_is_not_advised_to_go_back_which_it_cannot(
+    tiny, tmp_path, federate, watched
+):
+    from flwr.app import Error, Message
+
+    def ruined(client, round_, sent, reply):
+        return Message(Error(101, "loss is nan"), reply_to=reply) if round_ == 3 else None
+
+    config = tiny("federation.rounds=4", f"run_dir={tmp_path / 'run'}", "method=simclr",
+                  "model.norm=group", "federation.weighting=uniform", "privacy.clip=1",
+                  "privacy.noise_multiplier=1")  # fmt: skip
+    with pytest.raises(FederationError, match="round 3: 0 of 4 clients answered well") as failed:
+        federate(config, app=watched(ruined))
+    assert failed.value.resume_round is None
+
+
 def test_clients_that_do_not_answer_are_no_reason_to_go_back(tiny, tmp_path, federate, watched):
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode

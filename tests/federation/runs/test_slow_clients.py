@@ -68,6 +68,16 @@ def test_a_round_ends_with_enough_replies_and_who_is_late_is_not_asked_before_it
     assert clients_of(run, "counted_so_far") == [0.5, 0.5, 0.5]
 
 
+def test_the_median_of_images_is_that_of_all_clients_whoever_is_free(federate, toy, clock):
+    """In round 2 a and b are free; the lower median of all four is 6, so all images of b count."""
+    run = federate(
+        toy(*clock, "federation.enough=0.5", "federation.max_weight=1", "federation.rounds=2")
+    )
+    assert clients_of(run, "late") == [["c", "d"], []]
+    expected = mean(mean(0.0, "ab"), "ab")
+    np.testing.assert_allclose(run.state["weights"][0, 0], expected, rtol=1e-6)
+
+
 def test_a_share_is_of_the_cohort_without_those_asked_in_addition(federate, toy, clock):
     run = federate(
         toy(
