@@ -38,14 +38,21 @@ class Accuracy:
     def of(cls, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Self:
         """From (n,) whether each image is classified correctly.
 
-        The interval is that of the mean of paired differences: an image that both encoders classify
-        correctly, or both wrongly, says nothing about which is better.
+        The differences are paired: an image that both encoders classify correctly, or both wrongly,
+        does not say which is better. Where few images do, the mean's plain interval is too narrow,
+        and of no width where none does. So one more image counts for each encoder.
+
+        Source:
+            Bonett and Price, Adjusted Wald confidence interval for a difference of binomial
+            proportions based on paired data, 2012.
         """
-        differences = after.astype(float) - before.astype(float)
-        mean = float(differences.mean())
-        error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-        width = DEVIATIONS * error
-        return cls(float(before.mean()), float(after.mean()), mean - width, mean + width)
+        count = len(before) + 2
+        gained = (int((after & ~before).sum()) + 1) / count
+        lost = (int((before & ~after).sum()) + 1) / count
+        middle = gained - lost
+        width = DEVIATIONS * math.sqrt((gained + lost - middle**2) / count)
+        low, high = max(-1.0, middle - width), min(1.0, middle + width)
+        return cls(float(before.mean()), float(after.mean()), low, high)
 
 
 @dataclass(frozen=True)
