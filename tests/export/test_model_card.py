@@ -9,6 +9,7 @@ from orchestra_flwr.config import config_to_yaml, load, load_config
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
+from orchestra_flwr.models import load_encoder, save_encoder
 
 SUMMARY = {
     "knn": 0.368,
@@ -122,6 +123,28 @@ def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
     text = card(CardFacts.of(finished / "encoders" / "cluster-1.safetensors"))
     assert "model-index" not in text and "Not measured" in text
     assert "stand for 16 different images" in text and "Lubana et al." in text
+
+
+@pytest.mark.parametrize("place", ["", "encoders"], ids=["the run's own", "a cluster's"])
+def test_one_of_several_encoders_has_the_scores_of_its_own_model(finished, place):
+    """Those of the run are the means over all models, which no encoder has."""
+    models = {
+        name: {"weight": weight, "scores": {"target": {"knn": knn, "linear": knn + 0.1}}}
+        for name, weight, knn in (("cluster-0", 3.0, 0.421), ("cluster-1", 1.0, 0.209))
+    }
+    summary = {**SUMMARY, "models": models, "model": "cluster-0"}
+    (finished / "summary.json").write_text(json.dumps(summary))
+    (finished / place).mkdir(exist_ok=True)
+    file = finished / place / f"{'cluster-0' if place else 'encoder'}.safetensors"
+    encoder = load_encoder(finished)
+    about = {"method": "orchestra", "backbone": "target"}
+    save_encoder(file, encoder, **about, model="cluster-0")
+    front, body = front_matter(card(CardFacts.of(file)))
+    assert [m["value"] for m in front["model-index"][0]["results"][0]["metrics"]] == [42.1, 52.1]
+    assert "36.8 %" not in body and "+10.2" in body
+    save_encoder(finished / "encoder.safetensors", encoder, **about, model="mean")
+    front, _ = front_matter(text_of(finished))
+    assert front["model-index"][0]["results"][0]["metrics"][0]["value"] == 36.8
 
 
 def test_the_backbone_is_described_by_what_it_has(make_run, tmp_path):
