@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from orchestra_flwr.config import ConfigError, load
-from orchestra_flwr.data import load_dataset, shift_images
+from orchestra_flwr.data import limited_dataset, load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.evaluation import LabelFreeScores, linear_accuracy
 from orchestra_flwr.evaluation.few_labels import labelled_subset
@@ -164,7 +164,7 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     encoder, test = load_encoder(run.folder.path), population.dataset.test
     expected = []
     for client, part in population.parts.items():
-        found = own_classes(chosen, population, client, population.dataset.train)
+        found = own_classes(chosen, population, client, population.dataset)
         images, classes = found.few
         assert len(images) == len(classes) == min(9, len(part))
         held = population.dataset.train.images[torch.from_numpy(part)]
@@ -208,6 +208,22 @@ def test_a_clients_own_head_is_fitted_to_images_as_the_client_has_them(config, f
             scores.append(weighted_accuracy(right, test.labels, held))
     assert own["linear"]["mean"] == pytest.approx(sum(linear) / 4, abs=0.02)
     assert own["personal"]["mean"] == pytest.approx(sum(personal) / 4, abs=0.005)
+
+
+def test_clients_own_models_are_evaluated_on_no_more_images_than_the_servers(config, federate):
+    """Of all images, each client of each evaluated round would have to make features."""
+    chosen = config("method=simclr", "evaluation.clients=true", "evaluation.limit=30")
+    run = federate(chosen)
+    population, encoder = load_population(chosen), load_encoder(run.folder.path)
+    few = limited_dataset(population.dataset, 30)
+    probe = fit_linear_probe(encoder(few.train.images), few.train.labels)
+    right = probe.predict(encoder(few.test.images)) == few.test.labels
+    labels = population.dataset.train.labels
+    held = [labels[torch.from_numpy(part)] for part in population.parts.values()]
+    expected = [weighted_accuracy(right, few.test.labels, classes) for classes in held]
+    assert run.summary["clients_own"]["linear"]["mean"] == pytest.approx(
+        sum(expected) / 4, abs=0.02
+    )
 
 
 def test_without_the_servers_test_images_each_client_judges_its_own_head(config, federate):
