@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestra_flwr.evaluation import voters
 from orchestra_flwr.use.few_label_classifier import rightly_classified
 from orchestra_flwr.use.similar import Neighbours, nearest_neighbours
 
@@ -133,11 +134,15 @@ def compare(
 
 
 def _named_by(neighbours: Neighbours, codes: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """(n,): whether an image's neighbours, weighted by exp(cosine / .1), vote for its class."""
+    """(n,): whether an image's neighbours, weighted by exp(cosine / .1), vote for its class.
+
+    At most a tenth of all images vote: of five images of a class only four could vote for it.
+    """
     classes = torch.from_numpy(codes)
+    k = voters(NEIGHBOURS, len(classes))
     votes = torch.zeros(len(classes), int(classes.max()) + 1)
-    weights = (neighbours.cosines / TEMPERATURE).exp()
-    votes.scatter_add_(1, classes[neighbours.indices], weights)
+    weights = (neighbours.cosines[:, :k] / TEMPERATURE).exp()
+    votes.scatter_add_(1, classes[neighbours.indices[:, :k]], weights)
     return (votes.argmax(1) == classes).numpy()
 
 

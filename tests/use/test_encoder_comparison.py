@@ -70,6 +70,15 @@ def test_a_better_encoder_is_called_so_and_a_worse_one():
     assert better.accuracies["linear"].after == expected
 
 
+def test_few_images_of_a_class_are_not_outvoted_by_those_of_all_others():
+    """Of ten images nine are neighbours, four of them of the same class."""
+    draws = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
+    draws[5:, 0] += 8
+    alike = draws + torch.tensor([0, 60, 0, 0, 0, 0])  # as features behind a ReLU are
+    found = compare((alike, alike), (NOTHING, NOTHING), ["a"] * 5 + ["b"] * 5, 0)
+    assert found.accuracies["knn"].before == 1
+
+
 def test_what_so_many_images_cannot_show_is_said():
     level = compare((features(1.5), features(1.5, seed=1)), (NOTHING, NOTHING), LABELS, 0)
     assert level.verdict.startswith("no difference that 80 images can show: ")
