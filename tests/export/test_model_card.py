@@ -116,6 +116,20 @@ def test_labels_are_not_denied(finished, tiny):
     assert "Labels were used for training." in body and "trained with labels" in body
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("null", "On digits's test images, by frozen features"),
+        ("3000", "On at most 3,000 of digits's test images, equally many of each class, by frozen"),
+    ],
+)
+def test_a_card_says_if_not_all_test_images_count(finished, limit, said):
+    """Of uneven classes an accuracy on equally many of each is another one."""
+    config = load_config(["data=digits", f"evaluation.limit={limit}"])
+    (finished / "config.yaml").write_text(config_to_yaml(config))
+    assert said in text_of(finished)
+
+
 def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
     (finished / "encoders").mkdir()
     for ending in ("safetensors", "json"):
