@@ -130,6 +130,13 @@ def test_a_card_says_if_not_all_test_images_count(finished, limit, said):
     assert said in text_of(finished)
 
 
+@pytest.mark.parametrize(("by", "is_said"), [("linear", True), ("effective_rank", False)])
+def test_a_card_says_if_test_images_chose_the_round(finished, by, is_said):
+    kept = {**SUMMARY, "kept_round": 2, "kept_by": by}
+    (finished / "summary.json").write_text(json.dumps(kept))
+    assert ("chose the round" in text_of(finished)) is is_said
+
+
 def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
     (finished / "encoders").mkdir()
     for ending in ("safetensors", "json"):
