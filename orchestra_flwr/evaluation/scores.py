@@ -133,14 +133,14 @@ def evaluate_by(
         "effective_rank": effective_rank(queries[0]),
     }
     if bank[1].ndim > 1:
-        return scores | {"map": mean_average_precision(*bank, *queries, _penalty(protocols))}
+        found = mean_average_precision(*bank, *queries, _penalty(protocols))
+        return scores | {"map": found.mean, "map_standard_error": found.standard_error}
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
         k, temperature = voters(config.knn_k, len(bank[1])), config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
-    clients = None if shown is None else _selected(bank, shown[0], more)
-    scores |= _probe_scores(bank, queries, protocols, seeds, clients)
+    scores |= _probe_scores(bank, queries, protocols, seeds, _of_clients(bank, shown, more))
     for protocol in (name for name in PUBLISHED_PROBES if name in protocols):
         scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
@@ -176,8 +176,13 @@ def _features(
     return made
 
 
-def _selected(bank: Labelled, chosen: Tensor, further: Sequence[Labelled]) -> Labelled:
-    """Some features, by a mask, and all further ones."""
+def _of_clients(
+    bank: Labelled, shown: Shown | None, further: Sequence[Labelled]
+) -> Labelled | None:
+    """The features of all images whose labels clients learn from; None: not known."""
+    if shown is None:
+        return None
+    chosen, _ = shown
     some = bank[0][chosen.to(bank[0].device)], bank[1][chosen.to(bank[1].device)]
     features, labels = zip(some, *further, strict=True)
     return torch.cat(features), torch.cat(labels)
