@@ -11,6 +11,7 @@ from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.data import limited_dataset, load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.evaluation import LabelFreeScores, linear_accuracy
+from orchestra_flwr.evaluation.features import effective_rank
 from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
@@ -19,7 +20,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS, METRICS
 from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.flower.arrays import from_record
-from orchestra_flwr.models import extract_features, load_encoder, normalise
+from orchestra_flwr.models import extract_features, load_encoder, normalise, recalibrated
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner, torch_threads
 
@@ -265,6 +266,21 @@ def test_a_head_of_its_own_is_refused_beside_private_results(tiny, key, more):
         "evaluation.personal_labels=9: clients' scores are not differentially private, must be "
         f"null with privacy.{key}"
     )
+
+
+def test_before_training_clients_score_a_network_with_statistics_of_their_images(config, federate):
+    """With initial ones BatchNorm does nothing: ranks are lower, and any training looks good."""
+    chosen = config("method=simclr", "federation.clients=1", "partition=iid",
+                    "evaluation.unsupervised=true")  # fmt: skip
+    before = federate(chosen).records[0]["unsupervised"]
+    images = load_dataset(chosen.data).train.images
+    initial = build_learner(chosen, 1).method.backbone
+    ranks = [
+        effective_rank(extract_features(backbone, images, 256, by="half"))
+        for backbone in (initial, recalibrated(initial, images, 256, "half"))
+    ]
+    assert before["effective_rank"] == pytest.approx(ranks[1], rel=0.01)
+    assert before["effective_rank"] != pytest.approx(ranks[0], rel=0.1)
 
 
 def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, federate):
