@@ -60,9 +60,11 @@ def costs(
     found: dict[float, Cost | None] = dict.fromkeys(targets)
     images = sent = 0
     for record in records:
-        images += record["clients"]["examples"] * epochs
+        if record["round"] > 0:  # before it clients of Orchestra only cluster
+            images += record["clients"]["examples"] * epochs
         sent += record["bytes_up"] + record["bytes_down"]
-        for scores in (record.get("scores") or {}).values():
+        # Of the backbones, the first one is saved.
+        for scores in [*(record.get("scores") or {}).values()][:1]:
             for target, cost in found.items():
                 if cost is None and scores["linear"] >= target:
                     found[target] = {"images": images, "bytes": sent}

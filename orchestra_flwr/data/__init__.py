@@ -21,7 +21,7 @@ from orchestra_flwr.data.partitions import (
 )
 from orchestra_flwr.data.shifts import Shift, shift_images
 from orchestra_flwr.data.sources import Source, load_dataset
-from orchestra_flwr.data.subset import balanced_subset, limited, limited_dataset
+from orchestra_flwr.data.subset import balanced_subset, beyond_limit, limited, limited_dataset
 
 __all__ = [
     "PLAIN",
@@ -36,6 +36,7 @@ __all__ = [
     "Views",
     "augment",
     "balanced_subset",
+    "beyond_limit",
     "class_counts",
     "count_distinct",
     "earth_movers_distance",

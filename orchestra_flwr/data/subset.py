@@ -75,6 +75,20 @@ def limited_dataset(dataset: Dataset, limit: int | None) -> Dataset:
     )
 
 
+def beyond_limit(dataset: Dataset, limit: int | None) -> ImageSet | None:
+    """The images with shown labels that :func:`limited_dataset` leaves out.
+
+    Together with those that it keeps they are at most `limit`; None: there are none.
+    """
+    if dataset.shown is None or limit is None:
+        return None
+    left = dataset.shown.clone()
+    left[_chosen(dataset.train, limit)] = False
+    kept = int(dataset.shown.sum()) - int(left.sum())
+    found = limited(dataset.train.select(left.nonzero().squeeze(1)), limit - kept)
+    return found if len(found) else None
+
+
 def _chosen(images: ImageSet, limit: int | None) -> Tensor:
     labels = None if images.labels is None else images.labels.numpy()
     return torch.from_numpy(balanced_subset(labels, len(images), limit))

@@ -29,6 +29,8 @@ SINGLE = {"knn", "linear", FIXED, *PUBLISHED_PROBES}  # protocols of one accurac
 
 # Images (N, C, H, W) uint8 or features (N, dim), and classes (N,) or, if several, (N, K) bool.
 Labelled = tuple[Tensor, Tensor]
+# Which training images, (N,) bool, and further ones that are not among them.
+Shown = tuple[Tensor, Labelled | None]
 Classifier = tuple[nn.Module, Tensor]  # makes logits (B, K) of features; the test images' classes
 
 
@@ -40,7 +42,7 @@ def evaluate(
     config: EvaluationConfig,
     augmentation: AugmentationConfig,
     seed: int = 0,
-    shown: Tensor | None = None,
+    shown: Shown | None = None,
     classifier: Classifier | None = None,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, float]:
@@ -54,7 +56,7 @@ def evaluate(
             whether there are probes with few labels.
         augmentation: limits that the images set, for the published probe.
         seed: draws the few labels.
-        shown: (N,) bool, the images whose labels clients learn from; None: not known.
+        shown: the images whose labels clients learn from; None: not known.
         classifier: a method's classification head, and the test images' classes as it numbers them.
         on_progress: called while features are made, with the images done and their total.
 
@@ -101,7 +103,7 @@ def evaluate_by(
     config: ScoresConfig,
     augmentation: AugmentationConfig,
     seeds: Sequence[int] = (0,),
-    shown: Tensor | None = None,
+    shown: Shown | None = None,
     classifier: Classifier | None = None,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
@@ -124,19 +126,21 @@ def evaluate_by(
     Raises:
         ValueError: shapes do not fit, or a feature is not finite.
     """
-    bank, queries = _features(encoder, train, test, config, on_progress)
+    further = [] if shown is None or shown[1] is None else [shown[1]]
+    bank, queries, *more = _features(encoder, [train, test, *further], config, on_progress)
     scores: dict[str, Any] = {
         "feature_std": feature_std(queries[0]),
         "effective_rank": effective_rank(queries[0]),
     }
     if bank[1].ndim > 1:
-        return scores | {"map": mean_average_precision(*bank, *queries, _penalty(protocols))}
+        found = mean_average_precision(*bank, *queries, _penalty(protocols))
+        return scores | {"map": found.mean, "map_standard_error": found.standard_error}
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:
         k, temperature = voters(config.knn_k, len(bank[1])), config.knn_temperature
         scores["knn"] = knn_accuracy(*bank, *queries, k=k, temperature=temperature)
-    scores |= _probe_scores(bank, queries, protocols, seeds, shown)
+    scores |= _probe_scores(bank, queries, protocols, seeds, _of_clients(bank, shown, more))
     for protocol in (name for name in PUBLISHED_PROBES if name in protocols):
         scores[protocol] = PUBLISHED_PROBES[protocol](
             encoder, train, test, augmentation=augmentation, batch_size=config.batch_size
@@ -153,16 +157,13 @@ def evaluate_by(
 
 
 def _features(
-    encoder: nn.Module,
-    train: Labelled,
-    test: Labelled,
-    config: ScoresConfig,
-    on_progress: OnProgress,
-) -> tuple[Labelled, Labelled]:
+    encoder: nn.Module, parts: Sequence[Labelled], config: ScoresConfig, on_progress: OnProgress
+) -> list[Labelled]:
     """The features of all images, made once for all protocols on a frozen encoder."""
-    total = len(train[0]) + len(test[0])
-    made = []
-    for (images, labels), first in ((train, 0), (test, len(train[0]))):
+    total = sum(len(images) for images, _ in parts)
+    made: list[Labelled] = []
+    first = 0
+    for images, labels in parts:
         features = extract_features(
             encoder,
             images,
@@ -171,7 +172,20 @@ def _features(
             on_progress=lambda done, _, first=first: on_progress(first + done, total),  # type: ignore[misc]
         )
         made.append((features, labels))
-    return made[0], made[1]
+        first += len(images)
+    return made
+
+
+def _of_clients(
+    bank: Labelled, shown: Shown | None, further: Sequence[Labelled]
+) -> Labelled | None:
+    """The features of all images whose labels clients learn from; None: not known."""
+    if shown is None:
+        return None
+    chosen, _ = shown
+    some = bank[0][chosen.to(bank[0].device)], bank[1][chosen.to(bank[1].device)]
+    features, labels = zip(some, *further, strict=True)
+    return torch.cat(features), torch.cat(labels)
 
 
 def _penalty(protocols: Collection[str]) -> float | None:
@@ -189,7 +203,7 @@ def _probe_scores(
     queries: Labelled,
     protocols: Collection[str],
     seeds: Sequence[int],
-    shown: Tensor | None,
+    clients: Labelled | None,
 ) -> dict[str, Any]:
     """Accuracies of converged linear probes, with all labels and with some."""
     scores: dict[str, Any] = {}
@@ -201,9 +215,8 @@ def _probe_scores(
     if FIXED in protocols:
         scores[FIXED] = fit_linear_probe(*bank, PENALTY).accuracy(*queries)
     if LABELLED in protocols:
-        assert shown is not None
-        features, labels = (part[shown.to(part.device)] for part in bank)
-        scores[LABELLED] = fit_linear_probe(features, labels, penalty).accuracy(*queries)
+        assert clients is not None
+        scores[LABELLED] = fit_linear_probe(*clients, penalty).accuracy(*queries)
     for protocol in (name for name in FRACTIONS if name in protocols):
         scores[protocol] = probe_accuracies(bank, queries, FRACTIONS[protocol], seeds, penalty)
     return scores

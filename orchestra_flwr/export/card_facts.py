@@ -21,6 +21,7 @@ from orchestra_flwr.models.encoder import read_description
 from orchestra_flwr.plugins import imported_packages
 from orchestra_flwr.reporting import RunFolder
 
+MEAN = "mean"  # the model of an encoder that is the mean of all; the run's scores are its own
 OF_ALL_MODELS = ("k_anonymity", "released", "privacy", "not_private", "versions")
 
 
@@ -32,7 +33,8 @@ class CardFacts:
         spec: how it is built.
         about: method, backbone, rounds and data by name, as far as `encoder.json` has them.
         config: the values of the run's `config.yaml`; empty without one.
-        summary: those of its `summary.json`; empty without one.
+        summary: those of its `summary.json`; empty without one. Of a run with several models the
+            scores are those of this encoder's.
     """
 
     spec: EncoderSpec
@@ -55,11 +57,12 @@ class CardFacts:
             folder = folder.parent
         saved, summary = folder / "config.yaml", folder / "summary.json"
         scores = read_json(summary) if summary.is_file() else {}
-        if one_of_several:  # the run's scores are not those of each
-            scores = {key: scores[key] for key in OF_ALL_MODELS if key in scores}
+        about = described.get("about") or {}
+        if one_of_several or about.get("model") not in (None, MEAN):
+            scores = _of_one_model(scores, about)
         return cls(
             spec=parse(EncoderSpec, described["spec"]),
-            about=described.get("about") or {},
+            about=about,
             config=read_config_file(saved) if saved.is_file() else {},
             summary=scores,
         )
@@ -135,3 +138,15 @@ class CardFacts:
         """The run's packages that the command has named."""
         named = imported_packages()
         return tuple(p for p in self.config.get("plugins") or () if p in named)
+
+
+def _of_one_model(summary: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says of one of several models; the run's scores are the means over them."""
+    found = {key: summary[key] for key in OF_ALL_MODELS if key in summary}
+    model = (summary.get("models") or {}).get(about.get("model")) or {}
+    scores, saved = model.get("scores") or {}, about.get("backbone")
+    if saved not in scores:
+        return found
+    others = {name: of for name, of in scores.items() if name != saved}
+    before = {"untrained": summary["untrained"]} if "untrained" in summary else {}
+    return {**scores[saved], **others, "backbone": saved, **before, **found}

@@ -17,6 +17,10 @@ NUMBERS = {
     "federation": ("clients", "participation"),
     "training": ("local_epochs", "batch_size", "lr"),
 }
+CHOSEN = (
+    "The same images chose the round after which the encoder was kept, so that its accuracies look "
+    "better than they are."
+)
 LOADING = """\
 ```python
 {imports}from orchestra_flwr import load_encoder
@@ -164,11 +168,20 @@ def _accuracy(facts: CardFacts) -> str:
     )
     versions = facts.summary.get("versions") or {}
     made = ", ".join(f"{k} {versions[k]}" for k in ("orchestra_flwr", "torch") if versions.get(k))
+    chosen = f" {CHOSEN}" if facts.summary.get("kept_by") in SCORES else ""
     return (
-        f"On {facts.data}'s test images, by frozen features; `before training` is the same network "
-        "with the weights that the run began with.\n\n"
+        f"On {_test_images(facts)}, by frozen features; `before training` is the same network with "
+        f"the weights that the run began with.{chosen}\n\n"
         f"{buffer.getvalue().strip()}\n\nMade with {made or 'unknown'}."
     )
+
+
+def _test_images(facts: CardFacts) -> str:
+    limit = (facts.config.get("evaluation") or {}).get("limit")
+    if not limit:
+        return f"{facts.data}'s test images"
+    chosen = "drawn at random" if "map" in facts.summary else "equally many of each class"
+    return f"at most {limit:,} of {facts.data}'s test images, {chosen}"
 
 
 def _privacy(facts: CardFacts) -> str:

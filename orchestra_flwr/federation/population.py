@@ -14,6 +14,7 @@ from orchestra_flwr.data import (
     ImageSet,
     Shift,
     count_distinct,
+    limited_dataset,
     load_dataset,
     partition_by_name,
     shift_images,
@@ -87,17 +88,17 @@ def _shown(config: Config, population: Population) -> Tensor | None:
 
 
 def own_classes(
-    config: Config, population: Population, client: str, everybodys: ImageSet
+    config: Config, population: Population, client: str, evaluated: Dataset
 ) -> OwnClasses:
     """What a client's own model is evaluated on (`evaluation.clients`).
 
     Args:
-        everybodys: the training images of :func:`evaluation_dataset`.
+        evaluated: :func:`evaluation_dataset`, within `evaluation.limit`.
 
     Raises:
         ConfigError: images have no labels, or no test image is of a class that the client has.
     """
-    train, test = everybodys.labelled, population.dataset.test
+    train, test = evaluated.train.labelled, evaluated.test
     _check_scored(config, population.dataset)
     assert train.labels is not None and test is not None and test.labels is not None
     everything, own = population.dataset.train, torch.from_numpy(population.parts[client])
@@ -189,8 +190,9 @@ def check_population(config: Config, population: Population) -> None:
     config.exchange.build().check_clients(population.parts, config.federation.rounds)
     _check_scored(config, population.dataset)
     if config.evaluation.clients:
+        evaluated = limited_dataset(population.dataset, config.evaluation.limit)
         for client in population.parts:
-            own_classes(config, population, client, population.dataset.train)
+            own_classes(config, population, client, evaluated)
     shift: Shift = config.shift.build()
     shift.check_images(population.dataset.train)
     release = release_of(config)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestra_flwr.evaluation import voters
 from orchestra_flwr.use.few_label_classifier import rightly_classified
 from orchestra_flwr.use.similar import Neighbours, nearest_neighbours
 
@@ -38,14 +39,21 @@ class Accuracy:
     def of(cls, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Self:
         """From (n,) whether each image is classified correctly.
 
-        The interval is that of the mean of paired differences: an image that both encoders classify
-        correctly, or both wrongly, says nothing about which is better.
+        The differences are paired: an image that both encoders classify correctly, or both wrongly,
+        does not say which is better. Where few images do, the mean's plain interval is too narrow,
+        and of no width where none does. So one more image counts for each encoder.
+
+        Source:
+            Bonett and Price, Adjusted Wald confidence interval for a difference of binomial
+            proportions based on paired data, 2012.
         """
-        differences = after.astype(float) - before.astype(float)
-        mean = float(differences.mean())
-        error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-        width = DEVIATIONS * error
-        return cls(float(before.mean()), float(after.mean()), mean - width, mean + width)
+        count = len(before) + 2
+        gained = (int((after & ~before).sum()) + 1) / count
+        lost = (int((before & ~after).sum()) + 1) / count
+        middle = gained - lost
+        width = DEVIATIONS * math.sqrt((gained + lost - middle**2) / count)
+        low, high = max(-1.0, middle - width), min(1.0, middle + width)
+        return cls(float(before.mean()), float(after.mean()), low, high)
 
 
 @dataclass(frozen=True)
@@ -126,11 +134,15 @@ def compare(
 
 
 def _named_by(neighbours: Neighbours, codes: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """(n,): whether an image's neighbours, weighted by exp(cosine / .1), vote for its class."""
+    """(n,): whether an image's neighbours, weighted by exp(cosine / .1), vote for its class.
+
+    At most a tenth of all images vote: of five images of a class only four could vote for it.
+    """
     classes = torch.from_numpy(codes)
+    k = voters(NEIGHBOURS, len(classes))
     votes = torch.zeros(len(classes), int(classes.max()) + 1)
-    weights = (neighbours.cosines / TEMPERATURE).exp()
-    votes.scatter_add_(1, classes[neighbours.indices], weights)
+    weights = (neighbours.cosines[:, :k] / TEMPERATURE).exp()
+    votes.scatter_add_(1, classes[neighbours.indices[:, :k]], weights)
     return (votes.argmax(1) == classes).numpy()
 
 

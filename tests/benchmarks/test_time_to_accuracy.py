@@ -25,18 +25,21 @@ def benchmark(monkeypatch):
     return time_to_accuracy
 
 
-def record(examples, up, down, probe=None):
-    scores = None if probe is None else {"online": {"linear": probe}}
-    return {"clients": {"examples": examples}, "bytes_up": up, "bytes_down": down, "scores": scores}
+def record(round_, examples, up, down, **probes):
+    scores = {backbone: {"linear": probe} for backbone, probe in probes.items()}
+    clients = {"examples": examples}
+    return {
+        "round": round_, "clients": clients, "bytes_up": up, "bytes_down": down, "scores": scores
+    }  # fmt: skip
 
 
 def test_costs_are_those_of_all_rounds_up_to_the_first_probe_as_high(benchmark):
     records = [
-        record(0, 0, 0, probe=0.45),
-        record(10, 3, 4),
-        record(20, 5, 6, probe=0.50),
-        record(20, 5, 6, probe=0.49),
-        record(20, 5, 6, probe=0.56),
+        record(0, 0, 0, 0, online=0.45),
+        record(1, 10, 3, 4),
+        record(2, 20, 5, 6, online=0.50),
+        record(3, 20, 5, 6, online=0.49),
+        record(4, 20, 5, 6, online=0.56),
     ]
     assert benchmark.costs(records, epochs=2, targets=(0.4, 0.5, 0.55, 0.6)) == {
         0.4: {"images": 0, "bytes": 0},
@@ -44,6 +47,17 @@ def test_costs_are_those_of_all_rounds_up_to_the_first_probe_as_high(benchmark):
         0.55: {"images": 140, "bytes": 40},
         0.6: None,
     }
+
+
+def test_a_round_that_only_clusters_trains_on_no_image(benchmark):
+    """It sends a model all the same. And only the saved encoder's probe counts."""
+    records = [
+        record(0, 20, 1, 9, target=0.45, online=0.45),
+        record(1, 20, 5, 5, target=0.49, online=0.51),
+        record(2, 20, 5, 5, target=0.52, online=0.53),
+    ]
+    found = benchmark.costs(records, epochs=3, targets=(0.5,))
+    assert found == {0.5: {"images": 120, "bytes": 30}}
 
 
 def test_the_published_step_of_simclr_computes_what_ours_does(benchmark):

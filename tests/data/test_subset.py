@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from orchestra_flwr.data import Dataset, ImageSet, balanced_subset, limited, limited_dataset
+from orchestra_flwr.data import (
+    Dataset,
+    ImageSet,
+    balanced_subset,
+    beyond_limit,
+    limited,
+    limited_dataset,
+)
 
 
 def _labels(*sizes: int) -> np.ndarray:
@@ -69,3 +76,19 @@ def test_a_limited_data_set_keeps_what_is_known_of_each_image():
         assert torch.equal(part.images[:, 0, 0, 0] % 3, part.labels)
     assert torch.equal(few.shown, few.train.labels == 0)
     assert limited_dataset(dataset, None) is dataset
+
+
+@pytest.mark.parametrize("limit", [2, 12, 40, 60])
+def test_images_with_shown_labels_beyond_a_limit(limit):
+    """Up to the limit none is left out."""
+    labels = torch.arange(60) % 3
+    images = torch.arange(60, dtype=torch.uint8).view(60, 1, 1, 1).expand(60, 3, 8, 8)
+    shown = torch.zeros(60, dtype=torch.bool)
+    shown[::4] = True
+    dataset = Dataset("plain", ImageSet(images, labels, ("a", "b", "c")), None, shown=shown)
+    few, further = limited_dataset(dataset, limit), beyond_limit(dataset, limit)
+    kept = few.train.images[few.shown, 0, 0, 0].tolist()
+    beyond = [] if further is None else further.images[:, 0, 0, 0].tolist()
+    assert not {*kept} & {*beyond} and all(image % 4 == 0 for image in kept + beyond)
+    assert len(kept) + len(beyond) == min(limit, 15)
+    assert beyond_limit(dataset, None) is None

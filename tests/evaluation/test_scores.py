@@ -64,7 +64,7 @@ def test_a_probe_on_the_labels_that_clients_show():
     shown = torch.zeros(200, dtype=torch.bool)
     shown[5::9] = True
     scores = evaluate(
-        Pixels(), train, test, config=EvaluationConfig(every=1), shown=shown,
+        Pixels(), train, test, config=EvaluationConfig(every=1), shown=(shown, None),
         augmentation=AugmentationConfig(),
     )  # fmt: skip
     part = Pixels()(train[0])[shown], train[1][shown]

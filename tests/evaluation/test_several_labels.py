@@ -1,5 +1,7 @@
 """Mean average precision of images that may show several classes."""
 
+import statistics
+
 import pytest
 import torch
 
@@ -31,10 +33,10 @@ def test_it_is_the_mean_over_the_classes_of_probes_of_one_against_the_rest():
         logits = fit_linear_probe(train, train_tags[:, class_].long(), 1e-2).logits(test)
         expected.append(average_precision(logits[:, 1] - logits[:, 0], test_tags[:, class_]))
     found = mean_average_precision(train, train_tags, test, test_tags, 1e-2)
-    assert found == pytest.approx(sum(expected) / 3, abs=1e-6)
-    assert 0.7 < found < 1
+    assert found.mean == pytest.approx(sum(expected) / 3, abs=1e-6)
+    assert 0.7 < found.mean < 1
     shuffled = train_tags[torch.randperm(200, generator=torch.Generator().manual_seed(2))]
-    assert mean_average_precision(train, shuffled, test, test_tags, 1e-2) < 0.6
+    assert mean_average_precision(train, shuffled, test, test_tags, 1e-2).mean < 0.6
 
 
 def test_classes_that_cannot_be_learned_or_tested_do_not_count():
@@ -46,6 +48,24 @@ def test_classes_that_cannot_be_learned_or_tested_do_not_count():
     train_tags[:, 0] = True
     with pytest.raises(ValueError, match="no class is shown by test images"):
         mean_average_precision(train, train_tags, test, test_tags)
+
+
+def test_its_standard_error_is_how_far_other_test_images_move_it():
+    train, train_tags = images(200, 0)
+    found = [mean_average_precision(train, train_tags, *images(100, n), 1e-2) for n in range(1, 9)]
+    spread = statistics.stdev(each.mean for each in found)
+    told = statistics.mean(each.standard_error for each in found)
+    assert told == pytest.approx(spread, rel=0.5)
+    assert found[0] == mean_average_precision(train, train_tags, *images(100, 1), 1e-2)
+
+
+def test_a_class_that_a_single_test_image_shows_has_an_error_too():
+    """In many draws no image shows it."""
+    (train, train_tags), (test, _) = images(60, 0), images(40, 1)
+    test_tags = torch.zeros(40, 3, dtype=torch.bool)
+    test_tags[7, 0] = True
+    found = mean_average_precision(train, train_tags, test, test_tags, 1e-2)
+    assert 0 <= found.standard_error < 0.5
 
 
 @pytest.mark.parametrize("where", ["train", "test"])

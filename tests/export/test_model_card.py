@@ -9,6 +9,7 @@ from orchestra_flwr.config import config_to_yaml, load, load_config
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
+from orchestra_flwr.models import load_encoder, save_encoder
 
 SUMMARY = {
     "knn": 0.368,
@@ -115,6 +116,27 @@ def test_labels_are_not_denied(finished, tiny):
     assert "Labels were used for training." in body and "trained with labels" in body
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("null", "On digits's test images, by frozen features"),
+        ("3000", "On at most 3,000 of digits's test images, equally many of each class, by frozen"),
+    ],
+)
+def test_a_card_says_if_not_all_test_images_count(finished, limit, said):
+    """Of uneven classes an accuracy on equally many of each is another one."""
+    config = load_config(["data=digits", f"evaluation.limit={limit}"])
+    (finished / "config.yaml").write_text(config_to_yaml(config))
+    assert said in text_of(finished)
+
+
+@pytest.mark.parametrize(("by", "is_said"), [("linear", True), ("effective_rank", False)])
+def test_a_card_says_if_test_images_chose_the_round(finished, by, is_said):
+    kept = {**SUMMARY, "kept_round": 2, "kept_by": by}
+    (finished / "summary.json").write_text(json.dumps(kept))
+    assert ("chose the round" in text_of(finished)) is is_said
+
+
 def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
     (finished / "encoders").mkdir()
     for ending in ("safetensors", "json"):
@@ -122,6 +144,28 @@ def test_one_of_several_encoders_does_not_boast_of_the_runs_scores(finished):
     text = card(CardFacts.of(finished / "encoders" / "cluster-1.safetensors"))
     assert "model-index" not in text and "Not measured" in text
     assert "stand for 16 different images" in text and "Lubana et al." in text
+
+
+@pytest.mark.parametrize("place", ["", "encoders"], ids=["the run's own", "a cluster's"])
+def test_one_of_several_encoders_has_the_scores_of_its_own_model(finished, place):
+    """Those of the run are the means over all models, which no encoder has."""
+    models = {
+        name: {"weight": weight, "scores": {"target": {"knn": knn, "linear": knn + 0.1}}}
+        for name, weight, knn in (("cluster-0", 3.0, 0.421), ("cluster-1", 1.0, 0.209))
+    }
+    summary = {**SUMMARY, "models": models, "model": "cluster-0"}
+    (finished / "summary.json").write_text(json.dumps(summary))
+    (finished / place).mkdir(exist_ok=True)
+    file = finished / place / f"{'cluster-0' if place else 'encoder'}.safetensors"
+    encoder = load_encoder(finished)
+    about = {"method": "orchestra", "backbone": "target"}
+    save_encoder(file, encoder, **about, model="cluster-0")
+    front, body = front_matter(card(CardFacts.of(file)))
+    assert [m["value"] for m in front["model-index"][0]["results"][0]["metrics"]] == [42.1, 52.1]
+    assert "36.8 %" not in body and "+10.2" in body
+    save_encoder(finished / "encoder.safetensors", encoder, **about, model="mean")
+    front, _ = front_matter(text_of(finished))
+    assert front["model-index"][0]["results"][0]["metrics"][0]["value"] == 36.8
 
 
 def test_the_backbone_is_described_by_what_it_has(make_run, tmp_path):

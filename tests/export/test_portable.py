@@ -1,15 +1,18 @@
 """The encoder as one network of ordinary layers, which resizes as PIL made the training images."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.export.portable import PortableEncoder, SquareResize, resize_weights
 from orchestra_flwr.export.programs import program_of
 from orchestra_flwr.models import Encoder, EncoderSpec, normalisation
+from orchestra_flwr.square_image import decode_image
 
 
 @pytest.mark.parametrize("any_size", [True, False])
@@ -63,6 +66,28 @@ def test_smooth_images_are_pils_whichever_pass_it_makes_first(high, wide):
     images = torch.from_numpy(np.array(smooth)).permute(2, 0, 1)[None].float()
     resized = SquareResize(32)(images)[0].permute(1, 2, 0)
     assert (resized - torch.from_numpy(np.array(expected)).float()).abs().max() <= 1.5
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_guides_lines_give_a_large_jpeg_as_training_has_it(orientation):
+    """Training decodes it at a fraction of its size; decoded whole, sharp edges come out else."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((960, 640)).save(file, "JPEG", quality=95, exif=exif)
+    expected = torch.from_numpy(decode_image(file.getvalue(), 32).copy()).float()
+
+    def difference(drafted):
+        photo = Image.open(file)
+        if drafted:
+            photo.draft(None, (2 * 32, 2 * 32))
+        photo = ImageOps.exif_transpose(photo).convert("RGB")
+        images = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[None].float()
+        return (SquareResize(32)(images)[0] - expected).abs().max()
+
+    assert difference(drafted=True) <= 1.5
+    assert difference(drafted=False) > 4
 
 
 def test_images_of_the_right_size_stay_as_they_are():

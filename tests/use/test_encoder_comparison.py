@@ -1,16 +1,19 @@
 """Two encoders on the same images: accuracies, intervals, verdict."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from orchestra_flwr.use.encoder_comparison import Accuracy, compare
 from orchestra_flwr.use.few_label_classifier import estimate_accuracy
 
 LABELS = ["a"] * 40 + ["b"] * 40
 NOTHING = {"lidar": 1.0}
+PAIRS = ((True, True), (True, False), (False, True), (False, False))
 
 
 def features(apart, seed=0, dim=6):
@@ -20,16 +23,38 @@ def features(apart, seed=0, dim=6):
     return draws
 
 
+def right(*counts):
+    """Whether images are classified correctly: by both, before alone, after alone, by neither."""
+    before, after = ([pair[side] for pair, n in zip(PAIRS, counts, strict=True) for _ in range(n)]
+                     for side in (0, 1))  # fmt: skip
+    return np.array(before), np.array(after)
+
+
 def test_the_interval_is_of_paired_differences():
-    before, after = np.array([1, 1, 0, 0, 1, 0], bool), np.array([1, 1, 1, 0, 1, 1], bool)
+    """With many images it is that of the mean of the differences."""
+    before, after = right(300, 250, 350, 100)
     found = Accuracy.of(before, after)
-    differences = [0, 0, 1, 0, 0, 1]
-    mean = sum(differences) / 6
-    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 5)
-    half = 1.96 * deviation / math.sqrt(6)
-    assert (found.before, found.after) == (0.5, pytest.approx(5 / 6))
-    assert (found.low, found.high) == (pytest.approx(mean - half), pytest.approx(mean + half))
-    assert Accuracy.of(before, before) == Accuracy(0.5, 0.5, 0, 0)
+    differences = after.astype(float) - before
+    half = 1.96 * differences.std(ddof=1) / math.sqrt(1000)
+    assert (found.before, found.after) == (0.55, 0.65)
+    assert (found.low, found.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-3)
+
+
+@pytest.mark.parametrize("images", [40, 2000])
+def test_a_handful_of_images_decides_about_as_in_an_exact_test(images):
+    """The sign test (McNemar's) of the images that only one of the encoders gets right."""
+    for lost, gained in itertools.product(range(4), range(16)):
+        found = Accuracy.of(*right(images - gained - lost, lost, gained, 0))
+        chance = binomtest(gained, gained + lost).pvalue if gained + lost else 1
+        if found.low > 0:
+            assert chance < 0.08  # of four images all for the same encoder: .125
+        assert found.low < found.high <= 1
+    assert Accuracy.of(*right(images - 6, 0, 6, 0)).low > 0
+
+
+def test_encoders_that_agree_on_few_images_may_still_differ():
+    found = Accuracy.of(*right(6, 0, 0, 6))
+    assert -0.4 < found.low < -0.1 < 0.1 < found.high == -found.low
 
 
 def test_a_better_encoder_is_called_so_and_a_worse_one():
@@ -43,6 +68,15 @@ def test_a_better_encoder_is_called_so_and_a_worse_one():
     assert worse.accuracies["linear"].low == pytest.approx(-better.accuracies["linear"].high)
     expected = estimate_accuracy(strong, LABELS, 0).accuracy
     assert better.accuracies["linear"].after == expected
+
+
+def test_few_images_of_a_class_are_not_outvoted_by_those_of_all_others():
+    """Of ten images nine are neighbours, four of them of the same class."""
+    draws = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
+    draws[5:, 0] += 8
+    alike = draws + torch.tensor([0, 60, 0, 0, 0, 0])  # as features behind a ReLU are
+    found = compare((alike, alike), (NOTHING, NOTHING), ["a"] * 5 + ["b"] * 5, 0)
+    assert found.accuracies["knn"].before == 1
 
 
 def test_what_so_many_images_cannot_show_is_said():

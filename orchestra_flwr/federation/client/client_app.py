@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data import ImageSet, shift_images
+from orchestra_flwr.data import Dataset, limited_dataset, shift_images
 from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.attacker import Attacker
@@ -88,8 +88,8 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
     own = None
     if config.evaluation.clients:
         with _LOADING:
-            everybodys = _everybodys(config_json)
-        own = own_classes(config, population, name, everybodys)
+            evaluated = _evaluated(config_json)
+        own = own_classes(config, population, name, evaluated)
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
     hostile = name in attackers(config, list(population.parts))
     return (Attacker if hostile else OrchestraClient)(
@@ -155,7 +155,7 @@ def _warned_before() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _everybodys(config_json: str) -> ImageSet:
-    """All clients' labelled training images as probes use them; once per process and run."""
+def _evaluated(config_json: str) -> Dataset:
+    """The images on which the server, too, evaluates encoders; once per process and run."""
     config, population, *_ = _load(config_json)
-    return evaluation_dataset(config, population).train
+    return limited_dataset(evaluation_dataset(config, population), config.evaluation.limit)

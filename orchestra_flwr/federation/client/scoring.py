@@ -16,7 +16,9 @@ from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.messages.fields import LOCAL_SCORES, PERSONAL
 from orchestra_flwr.methods import classification_head_of, ordered_backbones
 from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, recalibrated
+from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.seeding import ClientSeed, torch_generator
+from orchestra_flwr.square_image import resize
 from orchestra_flwr.training import Learner
 
 
@@ -46,33 +48,38 @@ class Scoring:
         """
         evaluation = self.config.evaluation
         kept, *_ = ordered_backbones(learner.method, evaluation.backbone).values()
-        backbone = self._with_statistics(kept)
         own: dict[str, float] = {}
         if evaluation.clients:
-            own = self._own_scores(backbone, classification_head_of(learner.method, kept))
+            head = classification_head_of(learner.method, kept)
+            own = self._own_scores(self._with_statistics(kept, self.images), head)
         elif evaluation.personal_by_clients:
-            own = self._personal_score(backbone)
+            own = self._personal_score(self._with_statistics(kept, self.images))
         if not evaluation.unsupervised:
             return 1 - next(iter(own.values()), 0.0), own
-        found = self._label_free(backbone, round_)
+        found = self._label_free(kept, round_)
         return -found.score, {**asdict(found), **own}
 
-    def _with_statistics(self, backbone: Backbone) -> Backbone:
-        """The backbone, with statistics of the client's images if the received are of none."""
-        if not BatchNormPolicy.of(self.config).clients_recalibrate:
+    def _with_statistics(self, backbone: Backbone, images: Tensor) -> Backbone:
+        """The backbone, with statistics of images if those it has are of none.
+
+        So are initial ones before training, with which any training would look good.
+        """
+        policy = BatchNormPolicy.of(self.config)
+        has_none = policy.can_recalibrate and not has_statistics(backbone)
+        if not (policy.clients_recalibrate or has_none):
             return backbone
         # One image is seen twice, as in training: statistics need two.
-        images = self.images if len(self.images) > 1 else self.images.repeat(2, 1, 1, 1)
+        images = images if len(images) > 1 else images.repeat(2, 1, 1, 1)
         size, normalise = self.config.evaluation.batch_size, self.config.data.normalise
         return recalibrated(backbone, images, size, normalise)
 
     def _label_free(self, backbone: Backbone, round_: int) -> LabelFreeScores:
         data, size = self.config.data, self.config.evaluation.batch_size
+        images = resize(self.images, min(self.images.shape[-1], data.view_size))
+        backbone = self._with_statistics(backbone, images)
         seed = ClientSeed(self.config.seed, round_, self.name)
-        draw = seed.generator("similarity", self.images.device)
-        return label_free_scores(
-            backbone, self.images, data.augmentation, draw, size, by=data.normalise
-        )
+        draw = seed.generator("similarity", images.device)
+        return label_free_scores(backbone, images, data.augmentation, draw, size, by=data.normalise)
 
     def _own_scores(self, backbone: Backbone, head: nn.Module | None) -> dict[str, float]:
         if self.own_classes is None:

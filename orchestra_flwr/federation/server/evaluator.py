@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import Dataset, limited_dataset
+from orchestra_flwr.data import Dataset, beyond_limit, limited_dataset
 from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
 from orchestra_flwr.evaluation.features import weights_digest
+from orchestra_flwr.evaluation.scores import Labelled
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
 from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, device_of, recalibrated
@@ -49,10 +50,14 @@ class Evaluator:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self._further: Labelled | None = None  # with labels that clients use, beyond the limit
         # Training images without a label (beside the class folders) can be no score's ground truth.
         if self.dataset is not None:
             labelled = replace(self.dataset, train=self.dataset.train.labelled)
             self.dataset = limited_dataset(labelled, self.config.evaluation.limit)
+            further = beyond_limit(labelled, self.config.evaluation.limit)
+            if further is not None and further.labels is not None:
+                self._further = further.images, further.labels
         self._norms = BatchNormPolicy.of(self.config)
         self._remembered: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._one_at_a_time = threading.Lock()
@@ -249,7 +254,7 @@ class Evaluator:
             config=self.config.evaluation,
             augmentation=self.config.data.augmentation,
             seed=self.config.seed,
-            shown=self.dataset.shown,
+            shown=None if self.dataset.shown is None else (self.dataset.shown, self._further),
             classifier=None if head is None or targets is None else (head, targets),
             on_progress=partial(self._show, name),
         )

@@ -105,10 +105,11 @@ def run_summary(
     """
     kept = position.round if best.round is None else best.round
     until = [record for record in metrics if record["round"] <= kept]
-    scores = [record["scores"] for record in until if record.get("scores")]
+    # Either may be missing: a server may get its images, or lose them, when the run is resumed.
+    untrained, scores = (record.get("scores") or {} for record in (metrics[0], until[-1]))
     backbones = list(ordered_backbones(method, config.evaluation.backbone))
     summary = {
-        **_final_metrics(position, scores, backbones),
+        **_final_metrics(position, untrained, scores, backbones),
         "batch_norm": evaluator.batch_norm,
         **best.summary(until[-1], backbones[0]),
     }
@@ -123,13 +124,12 @@ def run_summary(
 
 
 def _final_metrics(
-    position: Position, scores: list[Scores], backbones: list[str]
+    position: Position, untrained: Scores, scores: Scores, backbones: list[str]
 ) -> dict[str, Any]:
     """The saved backbone's scores at the top level, the others' and the untrained ones below."""
     kept, *others = backbones
     metrics: dict[str, Any] = {}
     if scores:
-        untrained = scores[0]
         # Without any round of training the last scores are the first.
         trained = {
             name: {
@@ -137,13 +137,14 @@ def _final_metrics(
                 for key, value in found.items()
                 if key != "batch_norm" and not key.endswith(OF_STATISTICS)
             }
-            for name, found in scores[-1].items()
+            for name, found in scores.items()
         }
         metrics = {
             **trained[kept],
             **{name: trained[name] for name in others if name in trained},
-            "untrained": {**untrained[kept], **{name: untrained[name] for name in others}},
         }
+    if untrained:
+        metrics["untrained"] = {**untrained[kept], **{name: untrained[name] for name in others}}
     return {
         **metrics,
         "backbone": kept,

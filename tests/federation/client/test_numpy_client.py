@@ -251,6 +251,9 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
     learner, parameters = down(config)
     with torch.no_grad():
         next(learner.method.backbone.parameters()).mul_(-1.5)  # online and target differ
+        for name, buffer in learner.method.named_buffers():
+            if name.endswith("running_mean"):  # as after training: it has seen images
+                buffer.fill_(1e-3)
     parameters[0] = Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
     client = OrchestraClient(config, "3", images())
     loss, examples, told = client.evaluate([p.copy() for p in parameters], {"round": 4})
@@ -267,13 +270,13 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
 
 @pytest.mark.parametrize(
     ("norms", "taken"),
-    [("merging=replace", 1), ("merging=fedbn", 0), ("model.batch_norm=frozen", 0)],
+    [("merging=replace", 1), ("merging=fedbn", 1), ("model.batch_norm=frozen", 0)],
 )
 @pytest.mark.parametrize("count", [20, 1])
 def test_scores_beside_a_clip_have_statistics_of_images(
     tiny, monkeypatch, tmp_path, norms, taken, count
 ):
-    """Those that the server sends are of none; a client's own with fedbn, and frozen ones, are."""
+    """Those that the server sends are of none, as a client's own before its first round are."""
     config = tiny("evaluation.unsupervised=true", "privacy.clip=1",
                   "federation.weighting=uniform", norms)  # fmt: skip
     calls = []

@@ -448,7 +448,7 @@ def test_each_client_is_judged_on_its_own_classes_by_its_clusters_model(tiny, tm
         probe = fit_linear_probe(encoder(train.images), train.labels)
         right = probe.predict(encoder(test.images)) == test.labels
         for client in members:
-            held = own_classes(config, population, client, population.dataset.train).held
+            held = own_classes(config, population, client, population.dataset).held
             expected.append(weighted_accuracy(right, test.labels, held))
     assert len(expected) == 3 and len(set(expected)) > 1
     own = run.summary["clients_own"]["linear"]

@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from orchestra_flwr.config import ConfigError, load
-from orchestra_flwr.data import load_dataset, shift_images
+from orchestra_flwr.data import limited_dataset, load_dataset, shift_images
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.evaluation import LabelFreeScores, linear_accuracy
+from orchestra_flwr.evaluation.features import effective_rank
 from orchestra_flwr.evaluation.few_labels import labelled_subset
 from orchestra_flwr.evaluation.linear_probe import fit_linear_probe
 from orchestra_flwr.evaluation.own_classes import weighted_accuracy
@@ -19,7 +20,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS, METRICS
 from orchestra_flwr.federation.population import load_population, own_classes
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.flower.arrays import from_record
-from orchestra_flwr.models import extract_features, load_encoder, normalise
+from orchestra_flwr.models import extract_features, load_encoder, normalise, recalibrated
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner, torch_threads
 
@@ -164,7 +165,7 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     encoder, test = load_encoder(run.folder.path), population.dataset.test
     expected = []
     for client, part in population.parts.items():
-        found = own_classes(chosen, population, client, population.dataset.train)
+        found = own_classes(chosen, population, client, population.dataset)
         images, classes = found.few
         assert len(images) == len(classes) == min(9, len(part))
         held = population.dataset.train.images[torch.from_numpy(part)]
@@ -210,6 +211,22 @@ def test_a_clients_own_head_is_fitted_to_images_as_the_client_has_them(config, f
     assert own["personal"]["mean"] == pytest.approx(sum(personal) / 4, abs=0.005)
 
 
+def test_clients_own_models_are_evaluated_on_no_more_images_than_the_servers(config, federate):
+    """Of all images, each client of each evaluated round would have to make features."""
+    chosen = config("method=simclr", "evaluation.clients=true", "evaluation.limit=30")
+    run = federate(chosen)
+    population, encoder = load_population(chosen), load_encoder(run.folder.path)
+    few = limited_dataset(population.dataset, 30)
+    probe = fit_linear_probe(encoder(few.train.images), few.train.labels)
+    right = probe.predict(encoder(few.test.images)) == few.test.labels
+    labels = population.dataset.train.labels
+    held = [labels[torch.from_numpy(part)] for part in population.parts.values()]
+    expected = [weighted_accuracy(right, few.test.labels, classes) for classes in held]
+    assert run.summary["clients_own"]["linear"]["mean"] == pytest.approx(
+        sum(expected) / 4, abs=0.02
+    )
+
+
 def test_without_the_servers_test_images_each_client_judges_its_own_head(config, federate):
     """As real clients do: on those of its labelled images that the head was not fitted to."""
     chosen = config("method=simclr", "evaluation.personal_labels=9", "evaluation.every=1")
@@ -249,6 +266,21 @@ def test_a_head_of_its_own_is_refused_beside_private_results(tiny, key, more):
         "evaluation.personal_labels=9: clients' scores are not differentially private, must be "
         f"null with privacy.{key}"
     )
+
+
+def test_before_training_clients_score_a_network_with_statistics_of_their_images(config, federate):
+    """With initial ones BatchNorm does nothing: ranks are lower, and any training looks good."""
+    chosen = config("method=simclr", "federation.clients=1", "partition=iid",
+                    "evaluation.unsupervised=true")  # fmt: skip
+    before = federate(chosen).records[0]["unsupervised"]
+    images = load_dataset(chosen.data).train.images
+    initial = build_learner(chosen, 1).method.backbone
+    ranks = [
+        effective_rank(extract_features(backbone, images, 256, by="half"))
+        for backbone in (initial, recalibrated(initial, images, 256, "half"))
+    ]
+    assert before["effective_rank"] == pytest.approx(ranks[1], rel=0.01)
+    assert before["effective_rank"] != pytest.approx(ranks[0], rel=0.1)
 
 
 def test_without_own_state_and_with_all_classes_it_is_the_servers_score(config, federate):

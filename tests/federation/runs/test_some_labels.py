@@ -8,9 +8,14 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.cli import main
+from orchestra_flwr.evaluation import linear_accuracy
+from orchestra_flwr.evaluation.linear_probe import PENALTY
 from orchestra_flwr.federation.aggregations.mean import Mean
 from orchestra_flwr.federation.population import evaluation_dataset, load_population
+from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.methods.labels import shown_labels
+from orchestra_flwr.models import Encoder, extract_features
+from orchestra_flwr.training import build_learner
 
 SIZE = 16
 COLOURS = {"red": (200, 60, 60), "blue": (60, 60, 200)}
@@ -63,6 +68,23 @@ def test_a_partition_by_class_needs_all_labels(photos, quick, capsys):
     assert "partition=dirichlet: needs labels, and 8 of the images have none" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("limit", [3, 30])
+def test_a_limit_leaves_out_no_label_that_clients_use(tiny, limit):
+    """Of the clients' twelve labels the three images of the limit hold none, and thirty three."""
+    config = tiny("method=simclr", "labels.fraction=0.1", f"evaluation.limit={limit}")
+    data = evaluation_dataset(config, load_population(config))
+    evaluator = Evaluator(config, data)
+    assert int(evaluator.dataset.shown.sum()) == (0 if limit == 3 else 3)
+    method = build_learner(config, 1).method
+    found = evaluator.scores(method)["online"]["linear_labelled"]
+    if limit == 30:
+        encoder, test = Encoder.of(config, method.backbone), evaluator.dataset.test
+        labels = data.train.labels[data.shown]
+        known = extract_features(encoder, data.train.images[data.shown], 256)
+        queries = extract_features(encoder, test.images, 256)
+        assert found == linear_accuracy(known, labels, queries, test.labels, PENALTY)
 
 
 def test_the_server_counts_what_all_clients_used(tiny, tmp_path, federate):
