@@ -28,8 +28,9 @@ SUFFIX = ".safetensors"
 class Timm(Backbone):
     """The model without its classifier; norms and width are its own, not `model.norm` and `.width`.
 
-    Dropout of values, of branches and of attention is off: it would draw from torch's global
-    generator, and the same seed would no longer give the same bits.
+    Dropout of values, of branches and of attention is off, and so are random changes of positions:
+    they would draw from torch's global generator, and the same seed would no longer give the same
+    bits.
 
     Raises:
         ConfigError: the model does not exist, or takes no images of this size.
@@ -53,7 +54,7 @@ class Timm(Backbone):
             self.model = _created(settings, channels)
         except (AssertionError, ValueError) as error:
             raise _unfit(settings, error) from error
-        _without_dropout(self.model)
+        _without_randomness(self.model)
         self.dim = self._width()
 
     @classmethod
@@ -238,7 +239,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _without_dropout(model: nn.Module) -> None:
+def _without_randomness(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -247,6 +248,8 @@ def _without_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 vars(module)[name] = 0.0
+        if "aug_active" in vars(module):  # rotary embeddings that move and scale their coordinates
+            vars(module)["aug_active"] = False
 
 
 @cache

@@ -70,6 +70,18 @@ def test_the_same_seed_gives_the_same_bits_for_there_is_no_dropout(timm, name):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_positions_do_not_change_at_random(timm, monkeypatch):
+    """As those of Sapiens2 in training, here a small one."""
+    if not timm.is_model("vit_base_patch16_sapiens2"):
+        pytest.skip("needs a newer timm")
+    small = {"depth": 1, "embed_dim": 48, "num_heads": 3, "num_kv_heads": 3}
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *name, **o: create(*name, **o, **small))
+    backbone = build("vit_base_patch16_sapiens2", 3, 32).train()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(backbone(images), backbone(images))
+
+
 def test_what_has_batch_norm_says_so(timm):
     for name, has in (("mobilenetv3_small_050", True), ("vit_tiny_patch16_224", False)):
         model = {"name": "timm", "timm": name, "image_size": 32}
