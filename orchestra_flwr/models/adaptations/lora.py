@@ -71,6 +71,7 @@ class LoRA(Adaptation):
         """
         config = self.peft_config(self._chosen(backbone))
         importlib.import_module("peft").inject_adapter_in_model(config, backbone)
+        _add_bias_apart(backbone, True)
         backbone.to(memory_format=torch.channels_last)
 
     def peft_config(self, layers: Sequence[str]) -> Any:
@@ -94,6 +95,7 @@ class LoRA(Adaptation):
             if hasattr(module, "get_base_layer"):
                 module.merge()
                 backbone.set_submodule(path, module.get_base_layer())
+        _add_bias_apart(backbone, False)
 
     def trained(self, backbone: Backbone) -> set[str]:
         """All that was added."""
@@ -117,6 +119,16 @@ class LoRA(Adaptation):
                 f"{', '.join(ends) or 'none at all'}"
             )
         return chosen
+
+
+def _add_bias_apart(backbone: Backbone, apart: bool) -> None:
+    """Has BEiT, EVA and Swin v2 of timm add the bias of queries and values in a step of its own.
+
+    Otherwise they take the layer's weights, past its adapter.
+    """
+    for module in backbone.modules():
+        if "qkv_bias_separate" in vars(module):
+            vars(module)["qkv_bias_separate"] = apart
 
 
 def _ends(path: str, ends: tuple[str, ...]) -> bool:
