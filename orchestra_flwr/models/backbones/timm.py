@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.extras import require
-from orchestra_flwr.models.backbones import Backbone, TrainedOn
+from orchestra_flwr.models.backbones import Backbone, TrainedOn, groups_of
 from orchestra_flwr.models.batch_norm import contains_batch_norm
 from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import nearest_normalisation
@@ -103,7 +103,12 @@ class Timm(Backbone):
         return features
 
     def layer_groups(self) -> list[set[str]]:
-        """As timm groups the layers; tensors that it puts into no group join the last one."""
+        """As timm groups the layers; tensors that it puts into no group join the last one.
+
+        For the few networks of which timm knows no groups, as for other backbones.
+        """
+        if not hasattr(self.model, "group_matcher"):
+            return groups_of(self.model, "model.")
         group = importlib.import_module("timm.models").group_parameters
         matcher = self.model.group_matcher()  # type: ignore[operator]
         if isinstance(matcher, dict):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,22 @@ def test_positions_do_not_change_at_random(timm, monkeypatch):
     backbone = build("vit_base_patch16_sapiens2", 3, 32).train()
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(backbone(images), backbone(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "last"),
+    [
+        ("poolformer_s12", 5, ("model.stages.3.", "model.head.norm.")),
+        ("pit_ti_224", 4, ("model.transformers.2.", "model.norm.")),
+    ],
+)
+def test_networks_of_which_timm_knows_no_groups_have_blocks(timm, name, blocks, last):
+    backbone = build(name, 3, 64)
+    groups = backbone.layer_groups()
+    assert len(groups) == blocks
+    assert sorted(chain(*groups)) == sorted(backbone.state_dict())
+    assert all(any(n.startswith(part) for n in groups[-1]) for part in last)
+    assert all(n.startswith(last) for n in groups[-1])
 
 
 def test_what_has_batch_norm_says_so(timm):
