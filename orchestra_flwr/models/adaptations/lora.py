@@ -15,6 +15,7 @@ from orchestra_flwr.models.backbones import Backbone
 
 # Layers that use their weights as they are; others (standardised ones) could not be merged.
 LAYERS = ("Linear", "Conv2d", "Convolution", "Conv2dSame")
+UNDILATED = 1, 1  # peft's adapters of dilated convolutions would have maps of another size
 ATTENTION = "qkv"  # the layer that transformers here and in timm have for queries, keys and values
 ADAPTER = "lora_"  # in the names of added parameters
 DOWN, UP = ".lora_A.", ".lora_B."
@@ -106,7 +107,9 @@ class LoRA(Adaptation):
         found = [
             path
             for path, module in backbone.named_modules()
-            if type(module).__name__ in LAYERS and getattr(module, "groups", 1) == 1
+            if type(module).__name__ in LAYERS
+            and getattr(module, "groups", 1) == 1
+            and getattr(module, "dilation", UNDILATED) == UNDILATED
         ]
         layers = self.settings.layers
         chosen = [path for path in found if _ends(path, layers or (ATTENTION,))]

@@ -20,6 +20,7 @@ NETWORKS = {
     "vit_tiny": ("model=vit_tiny", "model.width=24", "model.depth=2"),
     "test_vit": ("model=timm", "model.timm=test_vit", "data.image_size=32"),
     "test_efficientnet": ("model=timm", "model.timm=test_efficientnet", "data.image_size=32"),
+    "skresnet18": ("model=timm", "model.timm=skresnet18", "data.image_size=32"),  # dilated ones
 }
 
 
