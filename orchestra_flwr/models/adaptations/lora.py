@@ -63,6 +63,11 @@ class LoRA(Adaptation):
                 "adaptation.alternate=true: must be false with "
                 f"merging={config.merging.name}, whose clients have halves of their own"
             )
+        if config.exchange.plugin.averages:
+            raise ValueError(
+                "adaptation.alternate=true: must be false with "
+                f"exchange={config.exchange.name}, whose nodes have halves of their own"
+            )
 
     def prepare(self, backbone: Backbone) -> None:
         """Puts A and B beside the chosen layers.

@@ -186,6 +186,10 @@ def test_a_small_transformers_adapters_fit_the_promise(tiny):
         (["adaptation.alternate=true", "training.optimizer_state=keep"], "alternate=true: must be"),
         (["adaptation.alternate=true", "merging=fedema"], "alternate=true: .*merging=fedema"),
         (["adaptation.alternate=true", "merging=fedu"], "alternate=true: .*merging=fedu"),
+        (
+            ["adaptation.alternate=true", "exchange=cycle", "federation.participation=1"],
+            "alternate=true: .*exchange=cycle",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(configured, overrides, says):
