@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
 LABEL = "label"  # the name of a column
 PANDAS_NA = "<NA>"  # as a text: the value itself cannot be compared
+OF_PIL = (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError)
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
 
 
@@ -139,6 +140,9 @@ def _read(items: Any, part: str, size: int) -> _Items:
     broken: list[tuple[str, str]] = []
     classes = _declared(items)
     for number, item in enumerate(_each(items, part)):
+        if isinstance(item, _Undecodable):
+            broken.append((f"{part} image {number}", item.reason))
+            continue
         image, label, names = _image_and_label(item, items)
         classes = names or classes
         try:
@@ -179,10 +183,26 @@ def _each(items: Any, part: str) -> Iterator[Any]:
         return iter(items)
     # Not every data set of torch ends an iteration by itself.
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
-        return (items[number] for number in range(len(items)))
+        return (_item(items, number) for number in range(len(items)))
     if isinstance(items, Iterable):
         return iter(items)
     raise ConfigError(f"dataset: the {part} images are no data set, but {type(items).__name__}")
+
+
+@dataclass(frozen=True)
+class _Undecodable:
+    """In place of an item whose image the data set itself cannot decode."""
+
+    reason: str
+
+
+def _item(items: Any, number: int) -> Any:
+    try:
+        return items[number]
+    except OF_PIL as error:
+        if type(error) not in OF_PIL or getattr(error, "errno", None) is not None:
+            raise  # the system's error, or a network's
+        return _Undecodable(printable(" ".join(str(error).split())))
 
 
 def _image_and_label(item: Any, items: Any) -> tuple[Any, Any, Sequence[str] | None]:

@@ -90,5 +90,8 @@ def evaluation_mode(encoder: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # Some networks of timm keep what they made of their weights until they are trained again:
+        # it would outlive the weights.
+        encoder.train()
         for module, training in modes:
             module.training = training

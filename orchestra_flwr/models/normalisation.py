@@ -57,7 +57,9 @@ def nearest_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> 
 @lru_cache
 def _on(device: torch.device, dtype: torch.dtype, by: Normalisation) -> tuple[Tensor, Tensor]:
     """Mean and deviation, (C, 1, 1), cached: a step captured as a CUDA graph must not copy them."""
-    mean, deviation = (
-        torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1) for values in STATISTICS[by]
-    )
+    with torch.inference_mode(False):  # else gradients for images could never pass through them
+        mean, deviation = (
+            torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1)
+            for values in STATISTICS[by]
+        )
     return mean, deviation

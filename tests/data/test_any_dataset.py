@@ -182,6 +182,31 @@ def test_broken_files_are_named_and_left_out(tmp_path, caplog):
         as_dataset([files[0], tmp_path / "none.png"], "mine", 8)
 
 
+class Opening(Pictures):
+    """As torchvision's ImageFolder, which decodes its files itself."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def __getitem__(self, number):
+        return Image.open(self.files[number]).convert("RGB"), LABELS[number]
+
+
+def test_broken_files_that_a_data_set_decodes_are_named_and_left_out(tmp_path, caplog):
+    for number, picture in enumerate(PICTURES):
+        picture.save(tmp_path / f"{number}.png")
+    files = sorted(tmp_path.iterdir())
+    content = files[1].read_bytes()
+    files[1].write_bytes(content[:60])  # cut
+    files[2].write_bytes(b"no image")
+    files[3].write_bytes(content[:50] + bytes(20) + content[70:])  # damaged
+    train = as_dataset(Opening(files), "mine", 8).train
+    assert torch.equal(train.images, IMAGES[[0, 4, 5]])
+    assert train.labels.tolist() == [LABELS[number] for number in (0, 4, 5)]
+    assert "dataset: skipped 3 training images: training image 1: " in caplog.text
+    assert "training image 2: cannot identify image file" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

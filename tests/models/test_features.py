@@ -52,6 +52,34 @@ def test_mode_is_restored_after_an_error():
     assert encoder.training
 
 
+class Remembering(nn.Module):
+    """As LeViT in timm 1.0.15: what its weights make is kept until training begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.kept = None
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.kept = None if mode else self.kept
+        return self
+
+    def forward(self, x):
+        if self.training:
+            return self.weight * x.flatten(1)
+        self.kept = self.weight * 1 if self.kept is None else self.kept
+        return self.kept * x.flatten(1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_features_are_those_of_the_weights_that_a_network_has_by_now(training):
+    encoder, x = Remembering().train(training), images(2)
+    extract_features(encoder, x, 2, by="none")
+    encoder.load_state_dict({"weight": torch.zeros(1)})
+    assert not extract_features(encoder, x, 2, by="none").any()
+
+
 def test_features_can_be_learned_from():
     features = extract_features(convnet(), images(4), batch_size=2)
     weight = torch.zeros(features.shape[1], requires_grad=True)

@@ -35,6 +35,16 @@ def test_the_nearest_normalisation(mean, deviation, nearest):
     assert nearest_normalisation(mean, deviation) == nearest
 
 
+def test_gradients_for_images_pass_after_an_evaluation():
+    with torch.inference_mode():  # as features are computed
+        normalise(torch.zeros(1, 3, 2, 2, dtype=torch.float64), "imagenet")
+    images = torch.zeros(1, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    normalise(images, "imagenet").sum().backward()
+    torch.testing.assert_close(
+        images.grad[0, :, 0, 0], 1 / torch.tensor(STATISTICS["imagenet"][1]).double()
+    )
+
+
 def test_half_is_its_mean_and_deviation_bit_for_bit():
     images = torch.randint(0, 256, (3, 1, 5, 5)).float() / 255
     (mean,), (deviation,) = STATISTICS["half"]

@@ -15,6 +15,7 @@ from orchestra_flwr.models.backbones import Backbone
 
 # Layers that use their weights as they are; others (standardised ones) could not be merged.
 LAYERS = ("Linear", "Conv2d", "Convolution", "Conv2dSame")
+UNDILATED = 1, 1  # peft's adapters of dilated convolutions would have maps of another size
 ATTENTION = "qkv"  # the layer that transformers here and in timm have for queries, keys and values
 ADAPTER = "lora_"  # in the names of added parameters
 DOWN, UP = ".lora_A.", ".lora_B."
@@ -62,6 +63,11 @@ class LoRA(Adaptation):
                 "adaptation.alternate=true: must be false with "
                 f"merging={config.merging.name}, whose clients have halves of their own"
             )
+        if config.exchange.plugin.averages:
+            raise ValueError(
+                "adaptation.alternate=true: must be false with "
+                f"exchange={config.exchange.name}, whose nodes have halves of their own"
+            )
 
     def prepare(self, backbone: Backbone) -> None:
         """Puts A and B beside the chosen layers.
@@ -71,6 +77,7 @@ class LoRA(Adaptation):
         """
         config = self.peft_config(self._chosen(backbone))
         importlib.import_module("peft").inject_adapter_in_model(config, backbone)
+        _add_bias_apart(backbone, True)
         backbone.to(memory_format=torch.channels_last)
 
     def peft_config(self, layers: Sequence[str]) -> Any:
@@ -94,6 +101,7 @@ class LoRA(Adaptation):
             if hasattr(module, "get_base_layer"):
                 module.merge()
                 backbone.set_submodule(path, module.get_base_layer())
+        _add_bias_apart(backbone, False)
 
     def trained(self, backbone: Backbone) -> set[str]:
         """All that was added."""
@@ -104,7 +112,9 @@ class LoRA(Adaptation):
         found = [
             path
             for path, module in backbone.named_modules()
-            if type(module).__name__ in LAYERS and getattr(module, "groups", 1) == 1
+            if type(module).__name__ in LAYERS
+            and getattr(module, "groups", 1) == 1
+            and getattr(module, "dilation", UNDILATED) == UNDILATED
         ]
         layers = self.settings.layers
         chosen = [path for path in found if _ends(path, layers or (ATTENTION,))]
@@ -117,6 +127,16 @@ class LoRA(Adaptation):
                 f"{', '.join(ends) or 'none at all'}"
             )
         return chosen
+
+
+def _add_bias_apart(backbone: Backbone, apart: bool) -> None:
+    """Has BEiT, EVA and Swin v2 of timm add the bias of queries and values in a step of its own.
+
+    Otherwise they take the layer's weights, past its adapter.
+    """
+    for module in backbone.modules():
+        if "qkv_bias_separate" in vars(module):
+            vars(module)["qkv_bias_separate"] = apart
 
 
 def _ends(path: str, ends: tuple[str, ...]) -> bool:

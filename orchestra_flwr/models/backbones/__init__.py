@@ -114,15 +114,7 @@ class Backbone(FreezableNorms, Plugin):
         A block is a layer, or a unit that the network repeats, with the norm that follows it.
         Tensors of the network itself, such as positions, belong to the first block.
         """
-        blocks: list[set[str]] = []
-        for path, module in _layers(self):
-            names = {f"{path}.{name}" for name in module.state_dict()}
-            if blocks and is_norm(module):
-                blocks[-1] |= names
-            elif names:
-                blocks.append(names)
-        own = self.state_dict().keys() - set().union(*blocks)
-        return [own | blocks[0], *blocks[1:]] if blocks else [own]
+        return groups_of(self)
 
     def load_weights(self) -> None:
         """Loads the pretrained weights that the configuration names, if any.
@@ -132,6 +124,19 @@ class Backbone(FreezableNorms, Plugin):
         Raises:
             ConfigError: they cannot be loaded, or do not fit.
         """
+
+
+def groups_of(network: nn.Module, prefix: str = "") -> list[set[str]]:
+    """:meth:`Backbone.layer_groups` of a network whose names begin with `prefix`."""
+    blocks: list[set[str]] = []
+    for path, module in _layers(network, prefix):
+        names = {f"{path}.{name}" for name in module.state_dict()}
+        if blocks and is_norm(module):
+            blocks[-1] |= names
+        elif names:
+            blocks.append(names)
+    own = {prefix + name for name in network.state_dict()} - set().union(*blocks)
+    return [own | blocks[0], *blocks[1:]] if blocks else [own]
 
 
 def _layers(network: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.extras import require
-from orchestra_flwr.models.backbones import Backbone, TrainedOn
+from orchestra_flwr.models.backbones import Backbone, TrainedOn, groups_of
 from orchestra_flwr.models.batch_norm import contains_batch_norm
 from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import nearest_normalisation
@@ -28,8 +28,9 @@ SUFFIX = ".safetensors"
 class Timm(Backbone):
     """The model without its classifier; norms and width are its own, not `model.norm` and `.width`.
 
-    Dropout of values, of branches and of attention is off: it would draw from torch's global
-    generator, and the same seed would no longer give the same bits.
+    Dropout of values, of branches and of attention is off, and so are random changes of positions:
+    they would draw from torch's global generator, and the same seed would no longer give the same
+    bits.
 
     Raises:
         ConfigError: the model does not exist, or takes no images of this size.
@@ -53,7 +54,7 @@ class Timm(Backbone):
             self.model = _created(settings, channels)
         except (AssertionError, ValueError) as error:
             raise _unfit(settings, error) from error
-        _without_dropout(self.model)
+        _without_randomness(self.model)
         self.dim = self._width()
 
     @classmethod
@@ -102,7 +103,12 @@ class Timm(Backbone):
         return features
 
     def layer_groups(self) -> list[set[str]]:
-        """As timm groups the layers; tensors that it puts into no group join the last one."""
+        """As timm groups the layers; tensors that it puts into no group join the last one.
+
+        For the few networks of which timm knows no groups, as for other backbones.
+        """
+        if not hasattr(self.model, "group_matcher"):
+            return groups_of(self.model, "model.")
         group = importlib.import_module("timm.models").group_parameters
         matcher = self.model.group_matcher()  # type: ignore[operator]
         if isinstance(matcher, dict):
@@ -238,7 +244,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _without_dropout(model: nn.Module) -> None:
+def _without_randomness(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -247,6 +253,8 @@ def _without_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 vars(module)[name] = 0.0
+        if "aug_active" in vars(module):  # rotary embeddings that move and scale their coordinates
+            vars(module)["aug_active"] = False
 
 
 @cache

@@ -20,6 +20,7 @@ NETWORKS = {
     "vit_tiny": ("model=vit_tiny", "model.width=24", "model.depth=2"),
     "test_vit": ("model=timm", "model.timm=test_vit", "data.image_size=32"),
     "test_efficientnet": ("model=timm", "model.timm=test_efficientnet", "data.image_size=32"),
+    "skresnet18": ("model=timm", "model.timm=skresnet18", "data.image_size=32"),  # dilated ones
 }
 
 
@@ -68,6 +69,34 @@ def test_adapters_alone_are_trained_and_merge_into_the_plain_network(configured,
     assert encoder.backbone.state_dict().keys() == plain.state_dict().keys()
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     assert torch.equal(load_encoder(tmp_path)(images), encoder(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        ("beit_base_patch16_224", {"depth": 1, "embed_dim": 24, "num_heads": 3}),
+        ("eva02_tiny_patch14_224", {"depth": 1, "embed_dim": 24, "num_heads": 3, "patch_size": 16}),
+        ("swinv2_tiny_window8_256", {"depths": (1,), "embed_dim": 24, "num_heads": (3,)}),
+    ],
+)
+def test_networks_that_add_a_bias_to_queries_themselves(tiny, monkeypatch, name, small):
+    timm = pytest.importorskip("timm", reason="needs the extra timm")
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *name, **o: create(*name, **o, **small))
+    config = tiny(*LORA, "model=timm", f"model.timm={name}", "data.image_size=32")
+    learner = build_learner(config, 1)
+    backbone, images = learner.method.backbone, pictures(config)
+    for path, parameter in backbone.named_parameters():  # Swin v2 begins with blocks of weight 0
+        parameter.data += "norm" in path and path.endswith("weight")
+    begun = Encoder.of(config, backbone)(images)
+    plain = Encoder(EncoderSpec.of(config))
+    plain.backbone.load_state_dict(Encoder.of(config, backbone).backbone.state_dict())
+    assert torch.equal(plain(images), begun)
+    assert any("lora_B" in name for name in trained(config, learner))
+    unmerged = Encoder(EncoderSpec.of(config), copy.deepcopy(backbone))(images)
+    merged = Encoder.of(config, backbone)(images)
+    torch.testing.assert_close(merged, unmerged, atol=1e-5, rtol=1e-4)
+    assert (merged - begun).norm() > 1e-4 * begun.norm()
 
 
 def test_a_run_begins_with_the_networks_own_features(configured, tmp_path):
@@ -157,6 +186,10 @@ def test_a_small_transformers_adapters_fit_the_promise(tiny):
         (["adaptation.alternate=true", "training.optimizer_state=keep"], "alternate=true: must be"),
         (["adaptation.alternate=true", "merging=fedema"], "alternate=true: .*merging=fedema"),
         (["adaptation.alternate=true", "merging=fedu"], "alternate=true: .*merging=fedu"),
+        (
+            ["adaptation.alternate=true", "exchange=cycle", "federation.participation=1"],
+            "alternate=true: .*exchange=cycle",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(configured, overrides, says):

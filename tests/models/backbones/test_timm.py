@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,34 @@ def test_the_same_seed_gives_the_same_bits_for_there_is_no_dropout(timm, name):
     images, state = torch.randn(2, 3, 32, 32), torch.get_rng_state()
     assert torch.equal(backbone(images), backbone(images))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_positions_do_not_change_at_random(timm, monkeypatch):
+    """As those of Sapiens2 in training, here a small one."""
+    if not timm.is_model("vit_base_patch16_sapiens2"):
+        pytest.skip("needs a newer timm")
+    small = {"depth": 1, "embed_dim": 48, "num_heads": 3, "num_kv_heads": 3}
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *name, **o: create(*name, **o, **small))
+    backbone = build("vit_base_patch16_sapiens2", 3, 32).train()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(backbone(images), backbone(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "last"),
+    [
+        ("poolformer_s12", 5, ("model.stages.3.", "model.head.norm.")),
+        ("pit_ti_224", 4, ("model.transformers.2.", "model.norm.")),
+    ],
+)
+def test_networks_of_which_timm_knows_no_groups_have_blocks(timm, name, blocks, last):
+    backbone = build(name, 3, 64)
+    groups = backbone.layer_groups()
+    assert len(groups) == blocks
+    assert sorted(chain(*groups)) == sorted(backbone.state_dict())
+    assert all(any(n.startswith(part) for n in groups[-1]) for part in last)
+    assert all(n.startswith(last) for n in groups[-1])
 
 
 def test_what_has_batch_norm_says_so(timm):
