@@ -77,3 +77,40 @@ def test_a_superlink_takes_no_app_for_dead_that_is_late():
     first, renewed = map(float, done.stdout.split())
     assert 590 < first <= socket_server.PATIENCE_SECONDS
     assert 590 < renewed <= socket_server.PATIENCE_SECONDS
+
+
+# What a SuperNode does for each message of the Runtime API, and what it still holds afterwards.
+WORK = """
+import runpy, sys
+module = runpy.run_path(sys.argv[1])
+module["forget_finished_tasks"]()
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from flwr.supernode.servicer.runtime import runtime_handlers
+state = InMemoryNodeState(InMemoryObjectStore())
+asked = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+for status in (SubStatus.COMPLETED, SubStatus.FAILED) * 20:
+    state.create_task(TaskType.CLIENT_APP, run_id=1)
+    acquired = runtime_handlers.acquire_task(asked, state)
+    assert state.activate_task(acquired.task.task_id)
+    assert state.get_task_by_token(acquired.token).task_id == acquired.task.task_id
+    output = PushTaskOutputRequest(sub_status=status)
+    runtime_handlers.push_task_output(output, state, acquired.task)
+    assert state.get_task_by_token(acquired.token) is None
+    assert not state.acknowledge_task_heartbeat(acquired.task.task_id)
+state.create_task(TaskType.CLIENT_APP, run_id=1)
+print(len(state.get_tasks()), bool(runtime_handlers.acquire_task(asked, state).token))
+"""
+
+
+def test_a_supernode_holds_no_task_that_is_finished():
+    """Its client asks for work ten times a second, and each time it looked at all there ever were:
+    76 ms after 50,000 messages, and 84 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, socket_server.__file__],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "True"]
