@@ -18,11 +18,16 @@ A SuperNode never forgets the task of a message, and looks at all of them whenev
 for work, some ten times a second: after 50,000 messages that takes half a core. Here it forgets
 those that are finished.
 
+Both store a part of a message once, and refuse it when it is sent again, as it is where the network
+failed while the answer was on its way: the sender then gave up the whole message. Here the same
+part may be sent again.
+
 Checked against Flower 1.41 and 1.42: both programs serve by uvicorn, which prefers a socket (`uds`)
 to a port. If that ever changes, the socket does not appear, and what waits for it says so. The time
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
 with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals;
-after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again.
+after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again;
+`store_object` of a state in memory refuses what no session waits for, also where it is stored.
 """
 
 import sys
@@ -61,6 +66,7 @@ def main(arguments: list[str]) -> None:
     socket, signing_time, name, *sys.argv[1:] = arguments
     sys.argv[0] = name
     listen_at(socket)
+    store_again()
     if name == "flower-superlink":
         wait_for_apps()
     else:
@@ -86,6 +92,21 @@ def wait_for_apps() -> None:
     """Lets a SuperLink of this process wait for the heartbeat of an app for `PATIENCE_SECONDS`."""
     state: Any = import_module("flwr.supercore.corestate.in_memory_corestate")
     state.HEARTBEAT_PATIENCE = PATIENCE_SECONDS / state.HEARTBEAT_DEFAULT_INTERVAL
+
+
+def store_again() -> None:
+    """Lets a program of this process accept a part of a message that it has stored already."""
+    state: Any = import_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState
+    store = state.store_object
+
+    def store_object(
+        self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        if store(self, run_id, session_id, object_id, object_content):
+            return True
+        return bool(object_content) and self.object_store.get(object_id) == object_content
+
+    state.store_object = store_object
 
 
 def forget_finished_tasks() -> None:

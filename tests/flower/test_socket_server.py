@@ -114,3 +114,41 @@ def test_a_supernode_holds_no_task_that_is_finished():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["1", "True"]
+
+
+# What a SuperLink says to the parts of a reply, some of which are sent again.
+STORE = """
+import runpy, sys
+module = runpy.run_path(sys.argv[1])
+module["store_again"]()
+from flwr.app import ConfigRecord, RecordDict
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+reply = RecordDict({"a": ConfigRecord({"a": 1}), "b": ConfigRecord({"b": 2})})
+parts = {key: part.deflate() for key, part in get_all_nested_objects(reply).items()}
+other = ConfigRecord({"c": 3})
+session = state.start_session(1)
+state.preregister_object_tree(get_object_tree(reply), session)
+first, *rest = parts
+for key in (first, first, *rest, first):
+    print(state.store_object(1, session, key, parts[key]))
+print(state.store_object(1, session, first, other.deflate()))
+print(state.store_object(1, session, other.object_id, other.deflate()))
+state.object_store.delete(reply.object_id)
+print(state.store_object(1, session, first, parts[first]))
+"""
+
+
+def test_a_part_whose_receipt_was_lost_may_be_sent_again():
+    """The network failed behind the last byte of a part: Flower's SuperNode sends it again, was
+    refused, and gave up the whole reply."""
+    done = subprocess.run(
+        [sys.executable, "-c", STORE, socket_server.__file__],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *stored, other_content, unknown, deleted = done.stdout.split()
+    assert set(stored) == {"True"} and len(stored) == 5
+    assert {other_content, unknown, deleted} == {"False"}
