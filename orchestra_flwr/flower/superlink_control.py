@@ -71,7 +71,10 @@ class SuperLinkControl:
     @contextmanager
     def _client(self) -> Iterator[ControlHttpClient]:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        client = connected(ControlHttpClient, self._socket, self._ca, [version])
+        try:
+            client = connected(ControlHttpClient, self._socket, self._ca, [version])
+        except OSError as error:  # it may be replaced just now
+            raise SuperLinkError(f"{self._ca} cannot be used: {error.strerror}") from error
         try:
             yield client
         except httpx.HTTPStatusError as error:
