@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID, SubStatus
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -17,7 +18,9 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
 )
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import iterate_object_tree
@@ -25,6 +28,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
@@ -404,3 +408,20 @@ def test_an_upload_that_is_withdrawn_is_an_error(superlink, grid):
     assert values_of(arrivals) == [(0, None), (1, 2.0)]
     assert arrivals[0].reply.error.reason == "its reply was given up before it was there whole"
     assert superlink.kept() == 0 and not grid._uploads
+
+
+def test_what_comes_when_a_run_is_over_is_dropped_when_the_run_is_listed(superlink, grid):
+    """As :meth:`SuperLinkControl.forget_messages` does: a queue's SuperLink outlives its runs."""
+    client = Client(superlink, "a")
+    fetched = []
+    a_round(grid, [client], lambda: fetched.append(client.fetch()), 1.0)
+    client.answer(fetched[0], 2.0)
+    (task,) = superlink.state.get_tasks()
+    output = PushTaskOutputRequest(sub_status=SubStatus.COMPLETED)
+    runtime_handlers.push_task_output(output, superlink.state, task)
+    assert superlink.kept() == 1
+    superlink.state.run_ids[superlink.run.run_id].run.flwr_aid = NOOP_FLWR_AID
+    account = AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name="")
+    listed = ListRunsRequest(run_id=superlink.run.run_id)
+    control_handlers.list_runs(listed, account, superlink.state)
+    assert superlink.kept() == 0
