@@ -18,6 +18,10 @@ A SuperNode never forgets the task of a message, and looks at all of them whenev
 for work, some ten times a second: after 50,000 messages that takes half a core. Here it forgets
 those that are finished.
 
+When a client has not worked on its task for a minute, its SuperNode answers the message with an
+error, but only if the client had fetched it: where that had failed, the SuperNode waits for the
+answer for ever, and takes no other message. Here it answers that one, too.
+
 Both store a part of a message once, and refuse it when it is sent again, as it is where the network
 failed while the answer was on its way: the sender then gave up the whole message. Here the same
 part may be sent again.
@@ -27,7 +31,8 @@ to a port. If that ever changes, the socket does not appear, and what waits for 
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
 with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals;
 after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again;
-`store_object` of a state in memory refuses what no session waits for, also where it is stored.
+`_store_error_replies` answers what `is_retrieved`; `store_object` of a state in memory refuses what
+no session waits for, also where it is stored.
 """
 
 import sys
@@ -71,6 +76,7 @@ def main(arguments: list[str]) -> None:
         wait_for_apps()
     else:
         forget_finished_tasks()
+        answer_unfetched()
     if signing_time:
         sign_at(float(signing_time))
     module, function = PROGRAMS[name]
@@ -122,6 +128,22 @@ def forget_finished_tasks() -> None:
         return finished
 
     state.finish_task = finish_task
+
+
+def answer_unfetched() -> None:
+    """Lets a SuperNode of this process answer a message, too, that its client could not fetch."""
+    module = import_module("flwr.supernode.nodestate.in_memory_nodestate")
+    state: Any = module.InMemoryNodeState
+    store = state._store_error_replies
+
+    def _store_error_replies(self: Any, run_ids: set[int], error: Any) -> None:
+        at_work = any(task.status.status != "finished" for task in [*self.task_store.values()])
+        with self.lock_msg_store:
+            for entry in self.msg_store.values():
+                entry.is_retrieved |= not (at_work or entry.message.metadata.reply_to_message_id)
+        store(self, run_ids, error)
+
+    state._store_error_replies = _store_error_replies
 
 
 def sign_at(signing_time: float) -> None:

@@ -152,3 +152,49 @@ def test_a_part_whose_receipt_was_lost_may_be_sent_again():
     *stored, other_content, unknown, deleted = done.stdout.split()
     assert set(stored) == {"True"} and len(stored) == 5
     assert {other_content, unknown, deleted} == {"False"}
+
+
+# A message whose client got its task, and then failed to fetch the message itself.
+LOSE = """
+import runpy, sys
+module = runpy.run_path(sys.argv[1])
+module["forget_finished_tasks"]()
+module["answer_unfetched"]()
+from datetime import timedelta
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate import in_memory_corestate
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from flwr.supernode.servicer.runtime import runtime_handlers
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+state, now = InMemoryNodeState(InMemoryObjectStore()), in_memory_corestate.now
+asked = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+for number in (1, 2):
+    message = Message(RecordDict({"c": ConfigRecord({"n": number})}), 1, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    state.create_task(TaskType.CLIENT_APP, run_id=1)
+    acquired = runtime_handlers.acquire_task(asked, state)
+    assert state.activate_task(acquired.task.task_id)
+    state.store_message(message)
+    assert not state.get_messages_legacy(is_reply=True)
+    if number == 2:  # another task is there, and so somebody who will fetch the message
+        state.create_task(TaskType.CLIENT_APP, run_id=1)
+    in_memory_corestate.now = lambda: now() + timedelta(seconds=61)
+    replies = state.get_messages_legacy(is_reply=True)
+    in_memory_corestate.now = now
+    right = [reply.metadata.reply_to_message_id == message.object_id for reply in replies]
+    print(*right, len(state.get_messages_legacy(is_reply=False)))
+    state.delete_messages()
+"""
+
+
+def test_a_message_that_a_client_could_not_fetch_is_answered_for_it():
+    """The SuperNode took no other message, for ever, and looked well."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE, socket_server.__file__],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["True 0", "1"]
