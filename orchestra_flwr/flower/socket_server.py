@@ -22,6 +22,10 @@ When a client has not worked on its task for a minute, its SuperNode answers the
 error, but only if the client had fetched it: where that had failed, the SuperNode waits for the
 answer for ever, and takes no other message. Here it answers that one, too.
 
+A SuperNode whose server answers with an unforeseen error stops to ask for messages, or to send
+heartbeats, and stays, because a thread of it serves the socket. Here it ends, so that its client
+notices, and starts another one.
+
 Both store a part of a message once, and refuse it when it is sent again, as it is where the network
 failed while the answer was on its way: the sender then gave up the whole message. Here the same
 part may be sent again.
@@ -35,7 +39,10 @@ after `finish_task` of a SuperNode's state nobody reads a task of its `task_stor
 no session waits for, also where it is stored.
 """
 
+import os
+import signal
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from importlib import import_module
@@ -77,10 +84,13 @@ def main(arguments: list[str]) -> None:
     else:
         forget_finished_tasks()
         answer_unfetched()
+        end_with_any_thread()
     if signing_time:
         sign_at(float(signing_time))
     module, function = PROGRAMS[name]
     getattr(import_module(module), function)()
+    if name == "flower-supernode":
+        os._exit(1)  # it is over, and the thread that serves the socket would go on
 
 
 def listen_at(socket: str) -> None:
@@ -144,6 +154,18 @@ def answer_unfetched() -> None:
         store(self, run_ids, error)
 
     state._store_error_replies = _store_error_replies
+
+
+def end_with_any_thread() -> None:
+    """Ends a SuperNode of this process, as SIGTERM does, when one of its threads has failed."""
+    report = threading.excepthook
+
+    def failed(arguments: threading.ExceptHookArgs) -> None:
+        report(arguments)
+        if arguments.exc_type is not SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.excepthook = failed
 
 
 def sign_at(signing_time: float) -> None:

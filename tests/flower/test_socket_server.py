@@ -1,9 +1,12 @@
 """Flower's programs at a socket, and the time that a SuperNode signs."""
 
+import signal
 import subprocess
 import sys
 import time
 from datetime import datetime
+
+import pytest
 
 from orchestra_flwr.flower import socket_server
 
@@ -198,3 +201,34 @@ def test_a_message_that_a_client_could_not_fetch_is_answered_for_it():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["True 0", "1"]
+
+
+# A SuperNode that does not ask for messages any more, or whose thread for heartbeats has ended.
+FAIL = """
+import runpy, sys, threading, time, types
+module = runpy.run_path(sys.argv[1])
+program = types.ModuleType("program")
+
+def deaf():
+    threading.Thread(target=time.sleep, args=(600,)).start()
+
+def lost():
+    threading.Thread(target=lambda: 1 / 0).start()
+    time.sleep(600)
+
+program.run = {"deaf": deaf, "lost": lost}[sys.argv[2]]
+sys.modules["program"] = program
+module["PROGRAMS"]["flower-supernode"] = ("program", "run")
+module["main"](["socket", "", "flower-supernode"])
+"""
+
+
+@pytest.mark.parametrize(("fails", "code"), [("deaf", 1), ("lost", -signal.SIGTERM)])
+def test_a_supernode_that_has_given_up_ends(fails, code):
+    """At an error 500 of its server it stayed: its client got no message, and looked well."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAIL, socket_server.__file__, fails],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert ("ZeroDivisionError" in done.stderr) == (fails == "lost")
