@@ -32,6 +32,7 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from orchestra_flwr.flower import streaming_grid, superlink_grid
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 
 FLOATS = 10_000
@@ -250,6 +251,47 @@ def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
     superlink.state.nodes[lost.node_id].online_until = 0
     a_round(grid, [], lambda: None, 1.0)
     assert not grid._given_up
+
+
+def in_order(grid, clients, steps, timeout):
+    """A stage whose replies are yielded in their order; a step is taken before each pause."""
+    left = iter(steps)
+    grid.poll = 0.001
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NOTICE_SECONDS", "LOOK_SECONDS"):
+            patch.setattr(superlink_grid, name, -1.0)
+        patch.setattr(streaming_grid.time, "sleep", lambda _: next(left, lambda: None)())
+        return list(grid.send_and_receive(messages(*clients, value=1.0), timeout=timeout))
+
+
+def test_a_reply_counts_whose_client_leaves_before_its_turn_comes(superlink, grid):
+    """Flower answers with an error for who is away, whatever lies there, and never deletes it."""
+    slow, quick = Client(superlink, "slow"), Client(superlink, "quick")
+    steps = [
+        lambda: quick.answer(quick.fetch(), 2.0),
+        lambda: None,
+        lambda: superlink.state.deactivate_node(quick.node_id),
+        lambda: slow.answer(slow.fetch(), 1.0),
+    ]
+    replies = in_order(grid, [slow, quick], steps, 5.0)
+    assert [each.content["arrays"]["w"].numpy()[0] for each in replies] == [1.0, 2.0]
+    assert superlink.kept() == 0
+
+
+def test_a_client_that_is_started_again_before_its_turn_comes_is_not_waited_for(superlink, grid):
+    """It does not have the message any more, and is there when it is asked for its reply."""
+    slow, killed = Client(superlink, "slow"), Client(superlink, "killed")
+    steps = [
+        killed.fetch,
+        lambda: superlink.state.deactivate_node(killed.node_id),
+        lambda: None,
+        lambda: superlink.state.activate_node(killed.node_id, 60),
+        lambda: slow.answer(slow.fetch(), 1.0),
+    ]
+    good, lost = in_order(grid, [slow, killed], steps, 2.0)
+    assert not good.has_error()
+    assert "round_timeout" not in lost.error.reason
+    assert superlink.kept() == 0
 
 
 def first(grid, clients, at_work, needed, timeout=5.0):
