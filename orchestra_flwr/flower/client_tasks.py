@@ -37,7 +37,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from orchestra_flwr.flower.heartbeats import heartbeats
-from orchestra_flwr.flower.socket_client import connected
+from orchestra_flwr.flower.socket_client import LONG_TIMEOUT, connected
 
 # The second is never ours: it is taken only to refuse it, or the SuperNode would wait for ever.
 KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
@@ -84,7 +84,9 @@ class ClientTasks:
     def __init__(self, socket: Path) -> None:
         self._token = _Token()
         version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        self._client = connected(_Client, socket, None, [version, self._token])
+        self._client = connected(
+            _Client, socket, None, [version, self._token], timeout=LONG_TIMEOUT
+        )
 
     @contextmanager
     def take(self) -> Iterator[Task | None]:
