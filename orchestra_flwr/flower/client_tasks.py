@@ -8,11 +8,13 @@ Checked against Flower 1.41 and 1.42: `flwr.supernode.runtime.run_clientapp`, wh
 without the installation, the loading and the texts of errors; and its
 `pull_and_inflate_object_from_tree`, which asks again after 1 s, 2 s and so on for what is not there
 yet. No process has to start here, so a message is asked for while it still arrives, and such waits
-would double a short round.
+would double a short round. A SuperNode even announces its work before it has stored the message;
+asked for it in that moment, it has none, and would wait for the answer to it for ever.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,11 @@ import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
@@ -31,11 +37,12 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from orchestra_flwr.flower.heartbeats import heartbeats
-from orchestra_flwr.flower.socket_client import connected
+from orchestra_flwr.flower.socket_client import LONG_TIMEOUT, connected
 
 # The second is never ours: it is taken only to refuse it, or the SuperNode would wait for ever.
 KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
 RETRY_SECONDS = 0.05  # until an object that was not there is asked for again; doubled each time
+STORED_SECONDS = 30.0  # within which the message of a task is stored
 
 _defaults = pull_and_inflate_object_from_tree.__kwdefaults__
 assert _defaults is not None
@@ -60,13 +67,26 @@ class Request:
     content: RecordDict  # the message's records
 
 
+class _Client(RuntimeHttpClient):
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+        """As Flower's, once the message is there."""
+        deadline = time.monotonic() + STORED_SECONDS
+        while True:
+            found = super().PullMessages(request)
+            if found.messages_list or time.monotonic() > deadline:
+                return found
+            time.sleep(RETRY_SECONDS)
+
+
 class ClientTasks:
     """One SuperNode's messages, taken and answered one after the other."""
 
     def __init__(self, socket: Path) -> None:
         self._token = _Token()
         version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        self._client = connected(RuntimeHttpClient, socket, None, [version, self._token])
+        self._client = connected(
+            _Client, socket, None, [version, self._token], timeout=LONG_TIMEOUT
+        )
 
     @contextmanager
     def take(self) -> Iterator[Task | None]:

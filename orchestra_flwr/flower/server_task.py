@@ -26,7 +26,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from orchestra_flwr.flower.heartbeats import heartbeats
 from orchestra_flwr.flower.patience import explained, patient_retries
 from orchestra_flwr.flower.process_identity import identify_process
-from orchestra_flwr.flower.socket_client import HOST, connected
+from orchestra_flwr.flower.socket_client import HOST, LONG_TIMEOUT, connected
 
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.1
@@ -59,6 +59,7 @@ def server_task(
             ca,
             [grid._tracing, VERSION, RuntimeTokenHttpInterceptor(token)],
             retries,
+            timeout=LONG_TIMEOUT,
         )
         task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     identify_process(task.task_id, task.run.run_id, task.context.node_id)

@@ -15,6 +15,9 @@ from flwr.supercore.retry import RetryInvoker
 
 HOST = "127.0.0.1"  # stands in requests, and in certificates; nothing is looked up
 TIMEOUT = 30.0  # seconds, as Flower's own
+# For answers that are given once, such as replies: one that is too late is lost. A program that has
+# ended closes its socket, so nobody waits for it.
+LONG_TIMEOUT = 120.0
 C = TypeVar("C", bound=ProtobufClient)
 
 
@@ -24,6 +27,8 @@ def connected(
     ca: Path | None,
     interceptors: Sequence[ProtobufClientInterceptor],
     retries: RetryInvoker | None = None,
+    *,
+    timeout: float = TIMEOUT,
 ) -> C:
     """A client of some kind, at a socket.
 
@@ -32,6 +37,7 @@ def connected(
 
     Args:
         ca: the certificate that the server's is checked with; None: plain text.
+        timeout: seconds that an answer may take.
     """
     client = kind.__new__(kind)
     client._base_url = f"{'https' if ca else 'http'}://{HOST}"
@@ -39,5 +45,5 @@ def connected(
     client._retry_invoker = retries
     verify = ssl.create_default_context(cafile=ca) if ca else False
     transport = httpx.HTTPTransport(uds=str(socket), verify=verify)
-    client._client = httpx.Client(transport=transport, timeout=TIMEOUT)
+    client._client = httpx.Client(transport=transport, timeout=timeout)
     return client

@@ -14,13 +14,35 @@ A SuperLink takes the server's app for dead when it has heard nothing of it for 
 the run: a machine that is overloaded, or was suspended, takes that long. Here it waits for
 `PATIENCE_SECONDS`; whether the app lives is known to `run_server.py`, which has started it.
 
+A SuperNode never forgets the task of a message, and looks at all of them whenever its client asks
+for work, some ten times a second: after 50,000 messages that takes half a core. Here it forgets
+those that are finished.
+
+When a client has not worked on its task for a minute, its SuperNode answers the message with an
+error, but only if the client had fetched it: where that had failed, the SuperNode waits for the
+answer for ever, and takes no other message. Here it answers that one, too.
+
+A SuperNode whose server answers with an unforeseen error stops to ask for messages, or to send
+heartbeats, and stays, because a thread of it serves the socket. Here it ends, so that its client
+notices, and starts another one.
+
+Both store a part of a message once, and refuse it when it is sent again, as it is where the network
+failed while the answer was on its way: the sender then gave up the whole message. Here the same
+part may be sent again.
+
 Checked against Flower 1.41 and 1.42: both programs serve by uvicorn, which prefers a socket (`uds`)
 to a port. If that ever changes, the socket does not appear, and what waits for it says so. The time
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
-with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals.
+with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals;
+after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again;
+`_store_error_replies` answers what `is_retrieved`; `store_object` of a state in memory refuses what
+no session waits for, also where it is stored.
 """
 
+import os
+import signal
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from importlib import import_module
@@ -56,12 +78,19 @@ def main(arguments: list[str]) -> None:
     socket, signing_time, name, *sys.argv[1:] = arguments
     sys.argv[0] = name
     listen_at(socket)
+    store_again()
     if name == "flower-superlink":
         wait_for_apps()
+    else:
+        forget_finished_tasks()
+        answer_unfetched()
+        end_with_any_thread()
     if signing_time:
         sign_at(float(signing_time))
     module, function = PROGRAMS[name]
     getattr(import_module(module), function)()
+    if name == "flower-supernode":
+        os._exit(1)  # it is over, and the thread that serves the socket would go on
 
 
 def listen_at(socket: str) -> None:
@@ -79,6 +108,64 @@ def wait_for_apps() -> None:
     """Lets a SuperLink of this process wait for the heartbeat of an app for `PATIENCE_SECONDS`."""
     state: Any = import_module("flwr.supercore.corestate.in_memory_corestate")
     state.HEARTBEAT_PATIENCE = PATIENCE_SECONDS / state.HEARTBEAT_DEFAULT_INTERVAL
+
+
+def store_again() -> None:
+    """Lets a program of this process accept a part of a message that it has stored already."""
+    state: Any = import_module("flwr.supercore.corestate.in_memory_corestate").InMemoryCoreState
+    store = state.store_object
+
+    def store_object(
+        self: Any, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        if store(self, run_id, session_id, object_id, object_content):
+            return True
+        return bool(object_content) and self.object_store.get(object_id) == object_content
+
+    state.store_object = store_object
+
+
+def forget_finished_tasks() -> None:
+    """Lets a SuperNode of this process forget each task that is finished."""
+    state: Any = import_module("flwr.supernode.nodestate.in_memory_nodestate").InMemoryNodeState
+    finish = state.finish_task
+
+    def finish_task(self: Any, task_id: int, sub_status: str, details: str) -> bool:
+        finished: bool = finish(self, task_id, sub_status, details)
+        if finished:
+            with self.lock_task_store:
+                self.task_store.pop(task_id, None)
+        return finished
+
+    state.finish_task = finish_task
+
+
+def answer_unfetched() -> None:
+    """Lets a SuperNode of this process answer a message, too, that its client could not fetch."""
+    module = import_module("flwr.supernode.nodestate.in_memory_nodestate")
+    state: Any = module.InMemoryNodeState
+    store = state._store_error_replies
+
+    def _store_error_replies(self: Any, run_ids: set[int], error: Any) -> None:
+        at_work = any(task.status.status != "finished" for task in [*self.task_store.values()])
+        with self.lock_msg_store:
+            for entry in self.msg_store.values():
+                entry.is_retrieved |= not (at_work or entry.message.metadata.reply_to_message_id)
+        store(self, run_ids, error)
+
+    state._store_error_replies = _store_error_replies
+
+
+def end_with_any_thread() -> None:
+    """Ends a SuperNode of this process, as SIGTERM does, when one of its threads has failed."""
+    report = threading.excepthook
+
+    def failed(arguments: threading.ExceptHookArgs) -> None:
+        report(arguments)
+        if arguments.exc_type is not SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.excepthook = failed
 
 
 def sign_at(signing_time: float) -> None:

@@ -9,7 +9,7 @@ is gone.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NoReturn
 
@@ -118,7 +118,8 @@ class StreamingGrid(OneRunGrid):
                 under_way.append((ids[0] if ids else None, message))
             if not under_way:
                 return
-            reply = self._receive(*under_way[0], deadline)
+            others = [key for key, _ in under_way if key]
+            reply = self._receive(*under_way[0], deadline, others)
             _, message = under_way.popleft()
             if not self.retry(reply):
                 yield reply
@@ -146,10 +147,17 @@ class StreamingGrid(OneRunGrid):
         ids = list(self.push_messages([again]))
         return self._receive(ids[0] if ids else None, again, deadline)
 
-    def _receive(self, message_id: str | None, message: Message, deadline: float | None) -> Message:
+    def _receive(
+        self,
+        message_id: str | None,
+        message: Message,
+        deadline: float | None,
+        under_way: Sequence[str] = (),
+    ) -> Message:
         if message_id is None:
             return failure(NODE_GONE, message)
         while True:
+            self.notice(under_way)
             try:
                 replies = self.pull_messages([message_id])
             except UnreadableReplyError as error:
@@ -165,6 +173,9 @@ class StreamingGrid(OneRunGrid):
                 self.give_up(message_id)
                 return failure(why, message)
             time.sleep(self.poll)
+
+    def notice(self, message_ids: Sequence[str]) -> None:
+        """Called again and again, while one of these messages is waited for."""
 
     def why_silent(self, message_id: str) -> str:
         """Says why a message was not answered in time."""

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import httpx
 from flwr.cli.build import build_fab_from_files
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
@@ -56,6 +61,17 @@ class SuperLinkControl:
         with self._client() as client:
             client.StopRun(StopRunRequest(run_id=run))
 
+    def forget_messages(self, run: int) -> None:
+        """Makes the SuperLink drop what it still has of the messages of a run that is over.
+
+        It keeps a reply that came too late to be asked for; only to list the run makes it tidy up.
+
+        Raises:
+            SuperLinkError: it does not answer.
+        """
+        with self._client() as client:
+            client.ListRuns(ListRunsRequest(run_id=run))
+
     def register(self, keys: Mapping[str, bytes]) -> dict[str, str | None]:
         """Registers clients' public keys (PEM) by name; returns the objection to each, None: none.
 
@@ -71,7 +87,10 @@ class SuperLinkControl:
     @contextmanager
     def _client(self) -> Iterator[ControlHttpClient]:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        client = connected(ControlHttpClient, self._socket, self._ca, [version])
+        try:
+            client = connected(ControlHttpClient, self._socket, self._ca, [version])
+        except OSError as error:  # it may be replaced just now
+            raise SuperLinkError(f"{self._ca} cannot be used: {error.strerror}") from error
         try:
             yield client
         except httpx.HTTPStatusError as error:

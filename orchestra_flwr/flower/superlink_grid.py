@@ -3,8 +3,9 @@
 Checked against Flower 1.41 and 1.42: `HttpGrid`, and what a SuperLink deletes when.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from flwr.app import Message
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # it brings the databases of a SuperLink, which a simulation 
     from flwr.superlink.grid.http_grid import HttpGrid
 
 LOOK_SECONDS = 0.001  # at least between two looks, for each client that is waited for
+NOTICE_SECONDS = 0.2  # at least between two looks for replies whose turn has not come
 STALLED = "its reply was not uploaded whole within federation.round_timeout"
 
 
@@ -51,6 +53,7 @@ class SuperLinkGrid(StreamingGrid):
         self._reply_limit = reply_limit
         self._sent = sent
         self._given_up: set[str] = set()
+        self._noticed = -math.inf  # when :meth:`notice` looked last, by time.monotonic
         self._uploads: dict[str, ReplyUpload] = {}  # by the message: replies that are not fetched
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -134,6 +137,17 @@ class SuperLinkGrid(StreamingGrid):
             for reply, tree in zip(found.messages_list, trees, strict=True):
                 self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(reply, tree)
         return [key for key in wanted if key in self._uploads]
+
+    def notice(self, message_ids: Sequence[str]) -> None:
+        """Sees replies when they come, and clients when they leave, though it is not their turn.
+
+        A SuperLink knows of no client that it was away. Of one that is away it has an error alone,
+        even if its reply lies there.
+        """
+        now = time.monotonic()
+        if now - self._noticed > max(NOTICE_SECONDS, LOOK_SECONDS * len(message_ids)):
+            self._noticed = now
+            self.begun(message_ids)
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
         request = PullObjectRequest(

@@ -146,6 +146,7 @@ class TestChart:
         assert inside["readOnlyRootFilesystem"] and not inside["allowPrivilegeEscalation"]
         assert inside["capabilities"] == {"drop": ["ALL"]}
         assert outside["runAsNonRoot"] and outside["runAsUser"] == 10001
+        assert outside["fsGroupChangePolicy"] == "OnRootMismatch"  # files keep their modes
         assert "USER 10001:10001" in DOCKERFILE
 
     def test_has_its_keys_from_a_secret_and_its_home_on_a_volume(self, kind):

@@ -12,6 +12,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from orchestra_flwr.flower import client_tasks
 from orchestra_flwr.flower.client_tasks import (
     RETRY_SECONDS,
+    ClientTasks,
     NodeLostError,
     Task,
     TaskError,
@@ -53,6 +54,11 @@ def test_a_supernode_that_ends_meanwhile_has_sent_no_bad_message(tmp_path):
     """A client said "a message of the server cannot be read: No such file or directory"."""
     with pytest.raises(NodeLostError):
         Task(connected(RuntimeHttpClient, tmp_path / "gone", None, []))
+
+
+def test_a_busy_supernode_has_time_to_answer(tmp_path):
+    """It gives a task and its message once: after Flower's own 30 s both would be lost."""
+    assert ClientTasks(tmp_path / "gone")._client._client.timeout.read > 100
 
 
 def test_an_answer_that_is_handed_over_too_late_does_not_end_the_client(monkeypatch):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID, SubStatus
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -17,7 +18,9 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
 )
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import iterate_object_tree
@@ -25,9 +28,11 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from orchestra_flwr.flower import streaming_grid, superlink_grid
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 
 FLOATS = 10_000
@@ -248,6 +253,47 @@ def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
     assert not grid._given_up
 
 
+def in_order(grid, clients, steps, timeout):
+    """A stage whose replies are yielded in their order; a step is taken before each pause."""
+    left = iter(steps)
+    grid.poll = 0.001
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NOTICE_SECONDS", "LOOK_SECONDS"):
+            patch.setattr(superlink_grid, name, -1.0)
+        patch.setattr(streaming_grid.time, "sleep", lambda _: next(left, lambda: None)())
+        return list(grid.send_and_receive(messages(*clients, value=1.0), timeout=timeout))
+
+
+def test_a_reply_counts_whose_client_leaves_before_its_turn_comes(superlink, grid):
+    """Flower answers with an error for who is away, whatever lies there, and never deletes it."""
+    slow, quick = Client(superlink, "slow"), Client(superlink, "quick")
+    steps = [
+        lambda: quick.answer(quick.fetch(), 2.0),
+        lambda: None,
+        lambda: superlink.state.deactivate_node(quick.node_id),
+        lambda: slow.answer(slow.fetch(), 1.0),
+    ]
+    replies = in_order(grid, [slow, quick], steps, 5.0)
+    assert [each.content["arrays"]["w"].numpy()[0] for each in replies] == [1.0, 2.0]
+    assert superlink.kept() == 0
+
+
+def test_a_client_that_is_started_again_before_its_turn_comes_is_not_waited_for(superlink, grid):
+    """It does not have the message any more, and is there when it is asked for its reply."""
+    slow, killed = Client(superlink, "slow"), Client(superlink, "killed")
+    steps = [
+        killed.fetch,
+        lambda: superlink.state.deactivate_node(killed.node_id),
+        lambda: None,
+        lambda: superlink.state.activate_node(killed.node_id, 60),
+        lambda: slow.answer(slow.fetch(), 1.0),
+    ]
+    good, lost = in_order(grid, [slow, killed], steps, 2.0)
+    assert not good.has_error()
+    assert "round_timeout" not in lost.error.reason
+    assert superlink.kept() == 0
+
+
 def first(grid, clients, at_work, needed, timeout=5.0):
     """A stage that ends early; `at_work(number of looks so far)` is called before each look."""
     looks = iter(range(10**6))
@@ -404,3 +450,20 @@ def test_an_upload_that_is_withdrawn_is_an_error(superlink, grid):
     assert values_of(arrivals) == [(0, None), (1, 2.0)]
     assert arrivals[0].reply.error.reason == "its reply was given up before it was there whole"
     assert superlink.kept() == 0 and not grid._uploads
+
+
+def test_what_comes_when_a_run_is_over_is_dropped_when_the_run_is_listed(superlink, grid):
+    """As :meth:`SuperLinkControl.forget_messages` does: a queue's SuperLink outlives its runs."""
+    client = Client(superlink, "a")
+    fetched = []
+    a_round(grid, [client], lambda: fetched.append(client.fetch()), 1.0)
+    client.answer(fetched[0], 2.0)
+    (task,) = superlink.state.get_tasks()
+    output = PushTaskOutputRequest(sub_status=SubStatus.COMPLETED)
+    runtime_handlers.push_task_output(output, superlink.state, task)
+    assert superlink.kept() == 1
+    superlink.state.run_ids[superlink.run.run_id].run.flwr_aid = NOOP_FLWR_AID
+    account = AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name="")
+    listed = ListRunsRequest(run_id=superlink.run.run_id)
+    control_handlers.list_runs(listed, account, superlink.state)
+    assert superlink.kept() == 0

@@ -87,7 +87,7 @@ class _QueueServer:
 
     def _run(self, run: QueuedRun) -> None:
         how = "goes on" if run.has_begun else "begins"
-        self._log.add("resumed" if run.has_begun else "began", run=run.name)
+        self._log.begins(run)
         self._say(f"run {run.name}: {how}", "run_began", run=run.name)
         try:
             self._serve(run, run.config(self._config), lambda: self._cancelled(run))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.client_registry import registered, stamp_of
 from orchestra_flwr.flower.superlink_control import SuperLinkControl, SuperLinkError
 
@@ -56,7 +55,7 @@ class Roster:
         self._stamp, self._retry_at = stamp, math.inf
         try:
             problems = self._read(self._folder)
-        except ConfigError as error:
+        except Exception as error:  # of whatever kind: without this thread nobody is revoked
             problems = [f"the list of clients stays as it was: {error}; trying again"]
         if problems:
             self._retry_at = now + self._wait

@@ -84,13 +84,17 @@ def serve(
             channel.send({**_described(config, folder, station), "run": run, "queued": queued})
         try:
             shown = (progress, status)
-            return _follow(channel, app, station, shown, audit=audit, cancelled=cancelled)
+            summary = _follow(channel, app, station, shown, audit=audit, cancelled=cancelled)
         except Exception:  # of whatever kind: a queue's server goes on with the next run
             app.stop()
             if queued:  # clients then do not train for it any more
                 with suppress(SuperLinkError):
                     station.control.stop_run(run)
             raise
+        if queued:
+            with suppress(SuperLinkError):
+                station.control.forget_messages(run)
+        return summary
 
 
 def check(config: ServerConfig) -> None:

@@ -15,6 +15,9 @@ from orchestra_flwr.extras import require
 MAX_DETAILS = 300  # of a round: whatever a plug-in records, there are no more series
 # What a round's record holds by the names of clients: as many entries as there are clients.
 BY_CLIENT = ("release.clients", "releases", "members")
+# Counters over the rounds of a run. Without a run there are none: after a 0 what a resumed run had
+# counted before would look as if it had just happened.
+OF_A_RUN = ("bytes", "seconds", "dropped")
 # The key of a number in a status, or of numbers by their names; the name of its figure, without the
 # prefix `orchestra_` (a counter ends in `_total`); the label that the names are values of; what it
 # means.
@@ -77,8 +80,9 @@ def figures(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[
     """
     version = f"{status['role']} {status['version']}"
     yield "info", "is", "What is watched, and its version", {version: 1}
+    has_run = status.get("method", "") is not None  # a client has no such key
     for key, name, label, meaning in FIGURES:
-        value = status.get(key)
+        value = status.get(key) if has_run or key not in OF_A_RUN else None
         values = value if isinstance(value, Mapping) else {"": value}
         if found := details(values):
             yield name, label, meaning, found

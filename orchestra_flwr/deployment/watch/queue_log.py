@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestra_flwr.deployment.run_queue import BEGUN, CANCELLED, CONFIGURATION, WAITING, RunQueue
+from orchestra_flwr.deployment.run_queue import (
+    BEGUN,
+    CANCELLED,
+    CONFIGURATION,
+    WAITING,
+    QueuedRun,
+    RunQueue,
+)
 from orchestra_flwr.deployment.watch.audit_log import FILE, AuditLog
 from orchestra_flwr.fingerprints import file_sha256
 
@@ -20,19 +26,24 @@ class QueueLog(AuditLog):
     def __init__(self, queue: RunQueue, report: Callable[[str], None]) -> None:
         super().__init__(queue.folder, report)
         self._queue = queue
-        self._noted: dict[str, set[str]] = defaultdict(set)  # event -> names of runs
+        self._latest: dict[str, str] = {}  # run -> event
         with suppress(OSError):
             for line in (queue.folder / FILE).read_text(errors="replace").splitlines():
                 with suppress(ValueError, LookupError, TypeError):  # a damaged line was reported
                     entry = json.loads(line)
-                    self._noted[str(entry["event"])].add(str(entry["run"]))
+                    self._latest[str(entry["run"])] = str(entry["event"])
+
+    def begins(self, run: QueuedRun) -> None:
+        """Notes that the server begins a run, or goes on with it, even with one that had ended."""
+        self.update()  # it may have been submitted a moment ago
+        self._note("resumed" if run.has_begun else "began", run.name)
 
     def update(self) -> None:
         """Notes what was submitted, cancelled or ended since the last time."""
         for run in self._queue.runs():
-            if run.name in self._noted[ENDED] or run.name in self._noted[CANCELLED]:
+            if self._latest.get(run.name) in (ENDED, CANCELLED):
                 continue
-            if run.name not in self._noted[SUBMITTED]:
+            if run.name not in self._latest:
                 with suppress(OSError):  # somebody removes it now
                     self._note(SUBMITTED, run.name, config=file_sha256(run.path / CONFIGURATION))
             if (state := run.state) == CANCELLED:
@@ -42,4 +53,4 @@ class QueueLog(AuditLog):
 
     def _note(self, event: str, run: str, **values: str) -> None:
         self.add(event, run=run, **values)
-        self._noted[event].add(run)
+        self._latest[run] = event

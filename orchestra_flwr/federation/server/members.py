@@ -234,7 +234,8 @@ class ConnectedMembers(Members):
         self._lost &= set(present)  # one that comes back counts as new
         for node in self._refused.keys() - set(present):
             self.note("left", self._refused.pop(node).who, "")
-        self._greeted = {n: sent for n, sent in self._greeted.items() if n in present}
+        for node in self._greeted.keys() - set(present):
+            self.grid.give_up(self._greeted.pop(node)[0])
         self._patience = {n: wait for n, wait in self._patience.items() if n in present}
 
     def _greet_new(self) -> None:

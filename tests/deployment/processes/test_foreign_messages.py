@@ -1,4 +1,6 @@
-"""Messages that ask for anything but this app's work, at a real SuperNode's API."""
+"""Messages at a real SuperNode's API, most of which ask for anything but this app's work."""
+
+import time
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -66,3 +68,21 @@ def test_an_app_cannot_bring_escape_sequences_to_the_terminal(serving):
     node.put(RecordDict(), app="evil/\x1b[2Japp")
     assert node.answer()[0] == REFUSED
     assert "\x1b" not in said[0] and "evil/?[2Japp" in said[0]
+
+
+def test_a_message_is_waited_for_whose_task_can_be_had_already(serving, monkeypatch):
+    """A SuperNode makes the task first. Asked for the message in between, on a busy board, it
+    waited for ever for the answer to it, and took no other message."""
+    worker, said = Worker(), []
+    node = serving(worker, said.append)
+    store = node.state.store_message
+
+    def store_late(message):
+        time.sleep(0.5)
+        return store(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.state, "store_message", store_late)
+        node.put(RecordDict(), "query")
+    assert node.answer(10)[0] is None
+    assert said == [] and len(worker.requests) == 1

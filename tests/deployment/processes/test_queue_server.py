@@ -123,7 +123,12 @@ def test_a_run_that_failed_goes_on_where_what_says_so_is_removed(serving):
     queue.put(run_to_submit([*TINY, "seed=1"]))
     run(FederationError("too few clients"))
     (queue.runs()[0].path / "ended").unlink()
+    assert run(FederationError("again")) == ["opened", (1, True)]
+    (queue.runs()[0].path / "ended").unlink()
     assert run({}) == ["opened", (1, True)] and queue.runs()[0].state == "done"
+    assert [event for event, _ in events(queue)] == [
+        "submitted", "began", "ended", "resumed", "ended", "resumed", "ended",
+    ]  # fmt: skip
 
 
 def test_a_second_server_of_a_queue_is_refused(serving):

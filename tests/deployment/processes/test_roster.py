@@ -117,6 +117,23 @@ def test_a_superlink_that_does_not_answer_stops_nothing(
     assert roster.names() == {key: "site-1"}
 
 
+def test_an_authority_that_is_being_replaced_keeps_no_client_in(
+    security, said, key, keys, tmp_path
+):
+    """A key that was registered meanwhile ended the thread: then nobody was revoked any more."""
+    ca = tmp_path / "ca.crt"
+    roster = Roster(SuperLinkControl(tmp_path / "link", ca), security, said.append)
+    roster.update()
+    ca.write_bytes(b"")
+    keys("server", "client=other", f"folder={security}")
+    roster.update()
+    assert set(roster.names().values()) == {None}
+    assert all(f"{ca} cannot be used: " in line for line in said) and len(said) == 2
+    keys("revoke", "name=site-1", f"folder={security}")
+    roster.update()
+    assert key not in roster.names()
+
+
 def test_revoking_does_not_wait_for_flower(roster, control, security, key, monkeypatch, new_line):
     """It may take seconds to answer, and others may be registered at the same time."""
     roster.update()

@@ -100,13 +100,16 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
 @pytest.mark.parametrize("why", [FederationError("its app was killed"), OSError("full"), None])
 def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypatch, why):
     """It waits ten minutes for an app that is late, and would hand out messages of a dead one."""
-    stopped = []
+    stopped, tidied = [], []
+    control = SimpleNamespace(
+        start_run=lambda app: 7, stop_run=stopped.append, forget_messages=tidied.append
+    )
     station = SimpleNamespace(
         names=dict,
         keys=None,
         gate=SimpleNamespace(limit_replies=lambda _: None),
         showing=lambda _: contextlib.nullcontext(),
-        control=SimpleNamespace(start_run=lambda app: 7, stop_run=stopped.append),
+        control=control,
         scratch=Path("scratch"),
         link=None,
         report=print,
@@ -127,7 +130,7 @@ def test_a_queued_run_that_ends_early_is_ended_at_the_superlink(config, monkeypa
         pytest.raises(type(why)) if why else contextlib.nullcontext(),
     ):
         server_process.serve(config, folder, progress, station)
-    assert stopped == ([7] if why else [])
+    assert (stopped, tidied) == (([7], []) if why else ([], [7]))
     assert station.report is print  # as between runs
 
 

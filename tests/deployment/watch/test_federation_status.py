@@ -217,6 +217,17 @@ def test_a_server_without_a_run_shows_who_is_connected_and_for_what_it_waits(idl
     assert idle.state == "idle" and time.time() - idle.to_dict()["since"] < 5
 
 
+def test_a_run_that_is_resumed_in_a_queue_counts_nothing_anew(idle, run, by_name):
+    """Prometheus would add what it counted before, whenever a late client gets the encoder."""
+    run.record(1, [{"client": "a", "reason": "unusable"}])
+    counters = {
+        key for key in run.figures() if key[0].removesuffix("_total") in
+        ("bytes", "rounds_seconds", "dropped")
+    }  # fmt: skip
+    assert run.figures()["dropped_total", "unusable"] == 1 and len(counters) > 3
+    assert not counters & by_name(idle).keys()
+
+
 def test_the_address_shows_the_run_while_there_is_one(idle, run):
     station = Station(*[None] * 6, idle, idle, print)
     assert station.shown()["state"] == "idle"

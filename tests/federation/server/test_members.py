@@ -304,6 +304,18 @@ def test_two_that_come_and_go_by_turns_hold_up_nobody_for_long(network, members,
     assert 250 < now < 350
 
 
+def test_who_leaves_before_it_answers_leaves_nothing_at_the_superlink(network, members):
+    """One that fails while it reads its images, and is started again, did so for weeks."""
+    network.nodes[7] = ""
+    here = members()
+    here.present()
+    del network.nodes[7]
+    here.present()
+    assert network.given_up == ["0"]
+    network.join(7, "a")
+    assert here.present() == {"a": 7} and network.given_up == ["0"]
+
+
 def test_a_crowd_is_greeted_in_turns(network, members, monkeypatch):
     """A round waits for all of it; who does not answer holds up the others for seconds."""
     monkeypatch.setattr("orchestra_flwr.federation.server.members.GREETED_AT_ONCE", 2)
