@@ -186,6 +186,20 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
     assert found == [("base", 0)]
 
 
+def test_rows_that_were_made_on_another_device_stay(tmp_path):
+    """Two commands share the seeds between two GPUs; later the images are moved."""
+
+    def seeds(seed, *extra):
+        make_plan("table6", "small", seeds=[seed], only=["base"], extra=extra)[0].write(tmp_path)
+        ((plan,), _) = read_plans(tmp_path)
+        return [row.seed for row in plan.rows]
+
+    assert seeds(0, "data.root=/a/photos", "device=cuda:0") == [0]
+    assert seeds(1, "data.root=/a/photos", "device=cuda:1") == [0, 1]
+    assert seeds(2, "data.root=/b/photos") == [0, 1, 2]
+    assert seeds(3, "data.root=/b/others") == [3]  # these are other images
+
+
 def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
     """Its defaults were others, and so are the names of its runs."""
     make_plan("table6", "small", seeds=[0, 1], only=["base"])[0].write(tmp_path)
