@@ -33,19 +33,25 @@ def test_every_row_composes(name, scale):
         assert again == configs[row.run]
 
 
-def test_the_papers_base_is_one_run_for_all_experiments():
+@pytest.mark.parametrize(
+    ("scale", "clients", "participation", "epochs"),
+    [("paper", "100", "0.5", "10"), ("medium", "50", "0.5", None), ("small", "20", "0.5", "2")],
+)
+def test_the_base_is_one_run_for_all_experiments(scale, clients, participation, epochs):
+    """With the rate and EMA of Orchestra in the tables of methods."""
+    images = "CIFAR-10" if scale == "paper" else f"{scale} images"
     shared = Counter()
-    for name, only in (
-        *(("table2", ["CIFAR-10", "base"]), ("table6", ["CIFAR-10", "base"])),
-        *(("table7", ["K-anonymity"]), ("figure5", ["CIFAR-10", "Orchestra", "0.1"])),
-        *(("figure7", ["CIFAR-10", "Orchestra", "0.5"]), ("figure9", ["CIFAR-10", "Orchestra"])),
-        *(("figure6", ["CIFAR-10", "Orchestra", "100"]), ("figure10", ["CIFAR-10", "0.1"])),
-        *(("figure8", ["CIFAR-10", "Orchestra", "10"]), ("figure12", ["Orchestra"])),
+    for name, *only in (
+        *(("table2", "base"), ("table6", "base"), ("table7", "K-anonymity"), ("privacy", "none")),
+        *(("figure5", "Orchestra", "0.1"), ("figure9", "Orchestra"), ("figure10", "0.1")),
+        *(("figure6", "Orchestra", clients), ("figure7", "Orchestra", participation)),
+        *([("figure8", "Orchestra", epochs)] if epochs else []),
+        ("figure12", "Orchestra"),
     ):
-        plan, _ = make_plan(name, "paper", seeds=[0], only=only)
+        plan, _ = make_plan(name, scale, seeds=[0], only=[images, *only])
         (row,) = plan.rows
         shared[row.run] += 1
-    assert list(shared.values()) == [10]
+    assert len(shared) == 1, shared
 
 
 def test_settings_of_the_mutual_information_paper():
