@@ -273,6 +273,18 @@ def test_a_run_that_reports_leave_out_is_not_evaluated(tmp_path, fine_tuned):
     assert jobs_of(plan.rows, tmp_path, plan) == []
 
 
+def test_a_run_that_somebody_ended_early_is_continued(tmp_path, fine_tuned):
+    """Reports leave it out as well."""
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    ended = {"linear": 0.5, "rounds": row.rounds - 1}
+    write_run(tmp_path / row.run, configs[row.run], ended, finetuning=TUNED)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
+    training, after = job.steps
+    assert job.was_begun and f"resume={tmp_path / row.run}" in training and after == evaluate
+    assert not read_results(plan, tmp_path).runs
+
+
 def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tuned):
     """Nor does it take the place of one."""
     plan, configs, evaluate = fine_tuned
