@@ -242,6 +242,30 @@ def test_what_an_override_changes_is_not_compared_with_the_paper():
     assert not plan.settings.comparable
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "readers"),
+    [
+        ("dec_ssl_figure2", "partition.encoder=outputs/mine", {"features alpha=0.1"}),
+        ("dec_ssl_figure11", "shift.folder=styles", {"style"}),
+        ("figure9", "method.ema=0.5", {"f-BYOL", "Orchestra"}),
+    ],
+)
+def test_an_option_goes_to_the_rows_whose_plugins_have_it(name, option, readers):
+    plan, configs = make_plan(name, "small", seeds=[0], extra=["data.root=photos", option])
+    having = [row for row in plan.rows if option in row.overrides]
+    assert all(readers & {*row.values.values()} for row in having)
+    assert {value for row in having for value in row.values.values()} >= readers
+    key, _, value = option.partition("=")
+    section, _, field = key.partition(".")
+    for row in plan.rows:
+        found = getattr(configs[row.run], section).options.get(field)
+        assert (str(found) == value) == (row in having)
+
+
 def test_wrong_overrides_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="method.ema: unknown option of method=simclr"):
+        make_plan("figure9", "small", only=["f-SimCLR"], extra=["method.ema=0.5"])
+    with pytest.raises(ConfigError, match="method.emma: unknown option of method=simclr"):
+        make_plan("figure9", "small", extra=["method.emma=0.5"])
     with pytest.raises(ConfigError, match="traning.lr: unknown key"):
         make_plan("table6", "small", extra=["traning.lr=1"])
