@@ -74,6 +74,24 @@ def test_settings_of_the_mutual_information_paper():
     assert (config.partition.name, config.data.name) == ("iid", "cifar10")
 
 
+@pytest.mark.parametrize("one, others", [("mi_table3", ["4"]), ("mi_table5", ["6", "7"])])
+def test_tables_of_other_images_have_the_same_runs_at_the_small_scale(one, others):
+    """It has one set of photographs, and a method the same rate in all tables."""
+
+    def runs(name):
+        shown = ["data.root=photos"]
+        plan, _ = make_plan(name, "small", seeds=[0], only=["label skew"], extra=shown)
+        return {row.values["method"]: row.run for row in plan.rows}
+
+    known = runs(one)
+    for other in others:
+        found = runs(f"mi_table{other}")
+        assert list(found)[:4] == ["Local SimCLR", "Federated SimCLR", "Spectral", "Spectral + UV"]
+        shared = found.keys() & known.keys()
+        assert len(shared) >= 4
+        assert {name: found[name] for name in shared} == {name: known[name] for name in shared}
+
+
 def test_settings_of_the_dec_ssl_paper():
     only = ["Dec-SSL", "one class", "BatchNorm"]
     plan, configs = make_plan("dec_ssl_figure6", "paper", seeds=[0], only=only)
