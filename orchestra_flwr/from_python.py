@@ -79,15 +79,19 @@ def _with_images(lines: list[str], dataset: Any) -> list[str]:
     for line in lines:
         if line.partition("=")[0] in ("data", "data.name", "data.root", "resume"):
             raise ConfigError(f"{line}: must not be given together with dataset=...")
-    lines = [f"data={STORED}", *lines]
+    lines = stored = [f"data={STORED}", *lines]
     config = load_config(lines)
     RunFolder.check(config)  # before what may take minutes
-    data = config.data
-    try:
-        file = store(as_dataset(dataset, STORED, data.image_size), data.settings.cache)
-    except OSError as error:
-        raise ConfigError(f"data.cache: the images cannot be stored: {error}") from None
-    return [*lines, f"data.root={file}"]
+    size = None
+    while config.data.image_size != size:  # a preset may choose another, by how many there are
+        size, cache = config.data.image_size, config.data.settings.cache
+        try:
+            file = store(as_dataset(dataset, STORED, size), cache)
+        except OSError as error:
+            raise ConfigError(f"data.cache: the images cannot be stored: {error}") from None
+        stored = [*lines, f"data.root={file}"]
+        config = load_config(stored)
+    return stored
 
 
 def _display(config: Config, progress: Report | bool | None) -> Progress:

@@ -14,6 +14,7 @@ from PIL import Image
 import orchestra_flwr
 from orchestra_flwr import Result, simulate
 from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr.data import load_dataset
 from orchestra_flwr.from_python import _lines
 
 RANDOM = np.random.default_rng(0)
@@ -112,6 +113,43 @@ def test_what_is_wrong_is_one_line_and_nothing_is_run(
     with pytest.raises(ConfigError, match=words) as error:
         simulate(overrides, dataset)
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_preset_is_told_how_many_images_were_passed(
+    tiny_overrides, user_package, tmp_path, monkeypatch
+):
+    """As preset=adapt, which has more rounds where images are few, and smaller ones if many."""
+    user_package({"conf/preset/by_number.yaml": """
+# @package _global_
+preset_options:
+  rows:
+    - images_below: 31
+      because: few
+      choose: [federation.rounds=3]
+    - images_from: 30
+      tests_from: 10
+      because: many
+      choose: [data.image_size=16]
+    - labelled: true
+      because: labels
+      choose: [evaluation.every=7]
+"""})  # fmt: skip
+    from orchestra_flwr import from_python
+
+    class CheckedError(Exception):
+        pass
+
+    def seen(config):
+        assert (config.federation.rounds, config.evaluation.every) == (3, 7)
+        train = load_dataset(config.data).train
+        assert (config.data.image_size, len(train)) == (16, 30)
+        raise CheckedError
+
+    monkeypatch.setattr(from_python, "prepared", seen)
+    tiny = [o for o in tiny_overrides if not o.startswith(("data", "federation.rounds", "evalu"))]
+    overrides = [*tiny, "plugins=[my_package]", "preset=by_number", f"data.cache={tmp_path}"]
+    with pytest.raises(CheckedError):
+        simulate(overrides, (PAIRS[:30], PAIRS[30:]))
 
 
 def test_overrides_may_be_a_mapping(tiny_overrides, monkeypatch):

@@ -45,7 +45,13 @@ if TYPE_CHECKING:
         SavedEncoderConfig,
         encoder_file,
     )
-    from orchestra_flwr.config.reading.compose import described, load, load_config, without_unread
+    from orchestra_flwr.config.reading.compose import (
+        described,
+        load,
+        load_config,
+        without_options_of_others,
+        without_unread,
+    )
     from orchestra_flwr.config.reading.hydra_overrides import conf_dir
     from orchestra_flwr.config.reading.overrides import override_text, swept_values
     from orchestra_flwr.config.reading.resume import (
@@ -63,7 +69,10 @@ else:
     # Clients get a configuration as JSON, and need not import Hydra.
     _IMPORTED_LATER = {
         "evaluate": ("EvaluateConfig", "OfSavedEncoder", "SavedEncoderConfig", "encoder_file"),
-        "reading.compose": ("described", "load", "load_config", "without_unread"),
+        "reading.compose": (
+            *("described", "load", "load_config"),
+            *("without_options_of_others", "without_unread"),
+        ),
         "reading.hydra_overrides": ("conf_dir",),
         "reading.overrides": ("override_text", "swept_values"),
         "reading.resume": ("WITHOUT_EFFECT", "MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
@@ -127,5 +136,6 @@ __all__ = [
     "required",
     "swept_values",
     "why_unread",
+    "without_options_of_others",
     "without_unread",
 ]

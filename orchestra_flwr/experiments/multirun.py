@@ -15,6 +15,7 @@ from orchestra_flwr.config import (
     load_config,
     path_keys,
     swept_values,
+    without_options_of_others,
     without_unread,
 )
 from orchestra_flwr.console.printable import printable
@@ -49,8 +50,9 @@ def make_sweep(arguments: Sequence[str]) -> tuple[list[Row], dict[str, Config]]:
     for combination in itertools.product(*axes.values()):
         chosen = dict(zip(axes, combination, strict=True))
         swept = [f"{key}={value}" for key, value in chosen.items()]
-        all_of_them = load_config([*shared, *swept])
-        read = without_unread(all_of_them, shared)
+        there = without_options_of_others([*shared, *swept], shared)[: -len(swept)]
+        all_of_them = load_config([*there, *swept])
+        read = without_unread(all_of_them, there)
         unread -= set(read)
         overrides = [*read, *swept]
         config = load_config(overrides, all_read=True)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -140,6 +140,8 @@ def _job_of(plan: Plan | None, row: Row, folder: Path) -> Job | None:
     """The commands that a row still needs; None if it is complete."""
     path = folder / row.run
     run = read_run(path)
+    if run and row.rounds is not None and run.summary.get("rounds", row.rounds) < row.rounds:
+        run = replace(run, summary={})  # it was ended early, and can continue
     steps, begun = [], run is not None
     if run is None:
         overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]

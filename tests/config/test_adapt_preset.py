@@ -163,6 +163,15 @@ def test_what_the_command_says_wins(photos):
     assert config.training.lr == 0.003
 
 
+def test_a_network_of_timm_stays_pretrained_where_the_command_says_timm_once_more():
+    """As in every other command for such a network; random weights would be frozen."""
+    for more, network in ((), "tf_efficientnet_lite0"), (("model.timm=resnet18",), "resnet18"):
+        config = config_of("model=timm", *more)
+        assert config == config_of(*more)
+        assert config.model.first_weights == {"model.weights": "pretrained"}
+        assert config.model.options["timm"] == network
+
+
 def test_reasons_are_of_what_was_chosen(photos, caplog):
     with caplog.at_level(logging.INFO, "orchestra_flwr"):
         config_of(photos(8), "federation.rounds=1")

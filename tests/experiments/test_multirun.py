@@ -53,6 +53,11 @@ def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
     assert simclr.overrides == ("method=simclr",)
     assert orchestra.overrides == ("clustering.memory=64", "method=orchestra")
     assert configs[orchestra.run].clustering.memory == 64 and orchestra.seed == simclr.seed == 3
+    rows, _ = make_sweep(["method=simclr,orchestra", "method.ema=0.9"])
+    assert [row.overrides for row in rows] == [
+        ("method=simclr",),
+        ("method.ema=0.9", "method=orchestra"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,8 @@ def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
         (["seed=0,1", "run_dir=x"], "run_dir: must not be given with --multirun"),
         (["seed=0,1", "resume=x"], "resume: must not be given with --multirun"),
         (["method=simclr,nope"], "method=nope: must be one of"),
+        (["method=simclr,simsiam", "method.ema=0.9"], "method.ema: unknown option of method="),
+        (["method=simclr,byol", "method.ema=0.9,0.99"], "method.ema: unknown option of method="),
         (["method=byol,simclr", "clustering.memory=9"], "clustering.memory: is not read by method"),
         (["method=orchestra,simclr", "clustering.memory=8,9"], "clustering.memory: is not read by"),
         (

@@ -229,6 +229,25 @@ def test_an_evaluation_that_lacks_a_measure_is_made_again(tmp_path, fine_tuned):
     assert job.steps == [evaluate]
 
 
+def test_images_with_several_labels_are_not_fine_tuned_on_again_and_again(tmp_path, fine_tuned):
+    """They have a mean average precision (mAP) and no accuracy."""
+    plan, configs, _ = fine_tuned
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"map": 0.5}, finetuning={"map": 0.5})
+    assert jobs_of(plan.rows, tmp_path, plan) == []
+    results = read_results(plan, tmp_path)
+    assert not results.incomplete and results.rows[0].ours["map"].mean == 50
+
+
+def test_other_images_with_several_labels_are_evaluated_once(tmp_path):
+    plan, configs = make_plan("dec_ssl_table4", "small", seeds=[0], only=["no pre-training"])
+    (row,) = plan.rows
+    write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5})
+    assert len(jobs_of(plan.rows, tmp_path, plan)) == 1
+    write_run(tmp_path / row.run, configs[row.run], **{plan.transfer: {"map": 0.4}})
+    assert jobs_of(plan.rows, tmp_path, plan) == []
+
+
 def test_an_evaluation_of_earlier_weights_is_made_again(tmp_path, fine_tuned):
     """Before the training has gone on, and afterwards."""
     plan, configs, evaluate = fine_tuned
@@ -252,6 +271,18 @@ def test_a_run_that_reports_leave_out_is_not_evaluated(tmp_path, fine_tuned):
     assert len(jobs_of(plan.rows, tmp_path, plan)) == 1
     write_run(tmp_path / row.run, configs[row.run], {"linear": 0.5, "rounds": row.rounds + 1})
     assert jobs_of(plan.rows, tmp_path, plan) == []
+
+
+def test_a_run_that_somebody_ended_early_is_continued(tmp_path, fine_tuned):
+    """Reports leave it out as well."""
+    plan, configs, evaluate = fine_tuned
+    (row,) = plan.rows
+    ended = {"linear": 0.5, "rounds": row.rounds - 1}
+    write_run(tmp_path / row.run, configs[row.run], ended, finetuning=TUNED)
+    (job,) = jobs_of(plan.rows, tmp_path, plan)
+    training, after = job.steps
+    assert job.was_begun and f"resume={tmp_path / row.run}" in training and after == evaluate
+    assert not read_results(plan, tmp_path).runs
 
 
 def test_somebodys_own_evaluation_is_none_of_the_experiments(tmp_path, fine_tuned):

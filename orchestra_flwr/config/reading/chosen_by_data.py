@@ -13,10 +13,12 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from orchestra_flwr.config.choices import DataConfig
+from orchestra_flwr.config.reading.hydra_overrides import rooms_of
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse, section_keys
 from orchestra_flwr.config.user_packages import packages_in
+from orchestra_flwr.plugins import PluginError
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +36,24 @@ def chosen_by_data(
     rows = (values.get("preset_options") or {}).get("rows", ())
     if not rows:
         return []
-    said = {*values_of(overrides)}
-    free = {*section_keys(section)} - said  # a plug-in's options depend on its choice
+    said, common = {*values_of(overrides)}, {*section_keys(section)}
+
+    def is_open(key: str) -> bool:
+        """Whether the command leaves a key open; another plug-in may not have the option."""
+        group, _, option = key.partition(".")
+        if key in said or key in common or group not in said:
+            return key not in said
+        name = (values.get(group) or {}).get("name")
+        room, packages = rooms_of(section).get(group), packages_in(values.get("plugins"))
+        with suppress(PluginError):  # the run itself will say what is wrong
+            plugin = room.get(str(name), packages) if room else None
+            return plugin is not None and option in plugin.Settings.model_fields
+        return False
 
     def unsaid(lines: Sequence[str]) -> dict[str, Override]:
         """The last override of each key that the command leaves open."""
         read = {line.key_or_group: line for line in read_overrides(lines)}
-        return {k: v for k, v in read.items() if k in free or not {k, k.partition(".")[0]} & said}
+        return {key: line for key, line in read.items() if is_open(key)}
 
     if values.get("resume"):
         lines = _saved(rows, Path(str(values["resume"])) / "config.yaml")

@@ -39,6 +39,7 @@ from orchestra_flwr.config.section import (
     why_unread,
 )
 from orchestra_flwr.config.user_packages import packages_in
+from orchestra_flwr.plugins import PluginError
 
 C = TypeVar("C", bound=Composed)
 _ONE_AT_A_TIME = threading.Lock()  # what Hydra has initialised is global
@@ -100,6 +101,45 @@ def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:
     unread, paths = config.unread(), set(path_keys(type(config)))
     keys = [override.key_or_group for override in read_overrides(overrides, paths=paths)]
     return [text for text, key in zip(overrides, keys, strict=True) if not why_unread(key, unread)]
+
+
+def without_options_of_others(overrides: Sequence[str], shared: Sequence[str]) -> list[str]:
+    """The overrides of a run without those of `shared` that only plug-ins not chosen have.
+
+    Of an option that no plug-in has, loading says what is wrong.
+
+    Raises:
+        ConfigError: an override that does not compose.
+    """
+    read = _read(Config, overrides)
+    values = _as_far_as_it_resolves(_compose(Config, read))
+    rooms, packages = rooms_of(Config), packages_in(values.get("plugins"))
+
+    def is_of_another(key: str) -> bool:
+        group, _, option = key.partition(".")
+        chosen = values.get(group)
+        name = chosen.get("name") if isinstance(chosen, dict) else None
+        if group not in rooms or option in ("", *_common_options(group)):
+            return False
+        try:
+            plugin = rooms[group].get(str(name), packages)
+            if plugin is None or option in plugin.Settings.model_fields:
+                return False
+            others = rooms[group].found(packages).values()
+        except PluginError:
+            return False
+        return any(option in other.Settings.model_fields for other in others)
+
+    return [
+        text
+        for text, override in zip(overrides, read, strict=True)
+        if text not in shared or not is_of_another(override.key_or_group)
+    ]
+
+
+def _common_options(group: str) -> Iterator[str]:
+    """The options that all plug-ins of a choice have."""
+    return (key.partition(".")[2] for key in section_keys(Config) if key.startswith(f"{group}."))
 
 
 def _refuse_unread(config: Composed, overrides: Sequence[Override]) -> None:

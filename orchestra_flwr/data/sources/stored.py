@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.data.image_files.decoded_cache import (
     cache_dir,
@@ -11,7 +11,7 @@ from orchestra_flwr.data.image_files.decoded_cache import (
     read_dataset,
     store_dataset,
 )
-from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.images import UNLABELLED, Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.data.subset import limited
 
@@ -20,6 +20,19 @@ class Stored(Source):
     """The data set in a file that :func:`store` wrote: all processes of a run can read it."""
 
     Settings = FileOptions
+
+    @classmethod
+    def survey(cls, data: DataConfig) -> tuple[int, int, int] | None:
+        """By the file, within the limits of `data`; None where it cannot be read."""
+        try:
+            dataset = read_dataset(Path(data.settings.root or ""))
+        except (OSError, ValueError):  # as :meth:`load` says
+            return None
+        labels, test = dataset.train.labels, dataset.test
+        labelled = 0 if labels is None else int((labels != UNLABELLED).sum())
+        images, tests = len(dataset.train), 0 if test is None else len(test)
+        limit, test_limit = data.train_limit or images, data.test_limit or tests
+        return min(images, limit), min(labelled, limit), min(tests, test_limit)
 
     def load(self) -> Dataset:
         """Maps the file into memory.

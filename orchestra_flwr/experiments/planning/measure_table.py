@@ -30,6 +30,11 @@ class MeasureFacts:
     factor: float = 100
     more_is_better: bool = True
 
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is shown in per cent."""
+        return self.factor == 100
+
 
 def _plain(title: str, *place: str, needs: str = "") -> MeasureFacts:
     """A number that is neither an accuracy nor better or worse."""

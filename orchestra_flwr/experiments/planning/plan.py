@@ -47,12 +47,17 @@ class Plan(Section):
     transfer: str | None = None
     transfer_root: str | None = None
 
+    @property
+    def changes(self) -> list[str] | None:
+        """The overrides of `extra` that change results; None in plans of old versions."""
+        return None if self.extra is None else [o for o in self.extra if not is_free(o)]
+
     def write(self, folder: Path) -> None:
         """Writes `<folder>/plans/<name>-<scale>.json`.
 
-        Rows that an earlier command asked for, with other seeds or other values of `only`, stay in
-        the report. Rows of a command with other overrides are replaced, and so are those whose runs
-        would have other settings today.
+        Rows that an earlier command asked for, with other seeds, other values of `only` or on
+        another device, stay in the report. Rows of a command with overrides that change results are
+        replaced, and so are those whose runs would have other settings today.
         """
         file = folder / PLANS / f"{self.name}-{self.scale}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +67,7 @@ class Plan(Section):
         write_atomically(file, (plan.model_dump_json(indent=1) + "\n").encode())
 
     def _with_rows_of(self, earlier: Plan) -> Plan:
-        same = ("extra", "experiment", "settings", "transfer")
+        same = ("changes", "experiment", "settings", "transfer")
         if any(getattr(self, key) != getattr(earlier, key) for key in same):
             return self
         asked = [(row.values, row.seed) for row in self.rows]

@@ -14,6 +14,7 @@ from orchestra_flwr.config import (
     Section,
     is_free,
     load_config,
+    without_options_of_others,
     without_unread,
 )
 from orchestra_flwr.experiments.planning.axes import Axes, Values
@@ -89,17 +90,21 @@ class Composer:
 
     def compose(self, values: Mapping[str, str]) -> tuple[Overrides, Config]:
         """The overrides of a row that its run reads, without the seed, and its configuration."""
-        overrides = [*self._overrides(values), *self.extra]
+        overrides = self._with_extra(values)
         scaling = self.experiment.scaling
         if scaling:
             without = {axis: value for axis, value in values.items() if axis != scaling.axis}
             config, reference = (
-                self._config(chosen)
-                for chosen in (overrides, [*self._overrides(without), *self.extra])
+                self._config(chosen) for chosen in (overrides, self._with_extra(without))
             )
             overrides.append(scaled_override(scaling.rule, config, reference))
         read = without_unread(self._config(overrides), overrides)
         return tuple(read), self._config(read)
+
+    def _with_extra(self, values: Mapping[str, str]) -> list[str]:
+        """The overrides of a row with those of the command, but for options that it has not."""
+        overrides = [*self._overrides(values), *self.extra]
+        return without_options_of_others(overrides, self.extra) if self.extra else overrides
 
     def _config(self, overrides: Sequence[str]) -> Config:
         key = tuple(overrides)

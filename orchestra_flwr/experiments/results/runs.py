@@ -83,10 +83,14 @@ class Run:
         Accuracies are fractions, `unsupervised` is the score without labels, `drift` a distance,
         `classes` and `classes_1` are numbers of classes, `emd` a distance of class shares.
         """
-        facts = MEASURES[name]
-        by = transfer or "" if facts.evaluation == TRANSFER else facts.evaluation
-        file = self.evaluations.get(by, {}) if facts.evaluation else self.summary
-        return lookup(file, *facts.place or (name,))
+        return lookup(self._file(name, transfer), *MEASURES[name].place or (name,))
+
+    def _file(self, name: str, transfer: str | None) -> dict[str, Any]:
+        """What holds a measure: an evaluation of the saved encoder, or the summary."""
+        by = MEASURES[name].evaluation
+        if not by:
+            return self.summary
+        return self.evaluations.get(transfer or "" if by == TRANSFER else by, {})
 
     @property
     def seconds(self) -> float | None:
@@ -114,10 +118,12 @@ class Run:
     def is_missing(self, name: str, transfer: str | None = None) -> bool:
         """Whether a measure is missing that the run should have: only methods that see labels
         have a classifier whose accuracy can be taken, and images with several labels have `map`
-        in place of `knn` and `linear`.
+        in place of all accuracies.
         """
-        others = ("knn", "linear") if name == "map" else ("map",)
-        if name in ("knn", "linear", "map") and any(self.measure(m) is not None for m in others):
+        facts = MEASURES[name]
+        images = self._file(name, transfer) if facts.evaluation == TRANSFER else self.summary
+        others = ("knn", "linear") if name == "map" else ("map",) if facts.is_accuracy else ()
+        if any(lookup(images, other) is not None for other in others):
             return False
         if "accuracy" in name and not sees_labels(self.config):
             return False

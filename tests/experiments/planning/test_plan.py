@@ -33,19 +33,25 @@ def test_every_row_composes(name, scale):
         assert again == configs[row.run]
 
 
-def test_the_papers_base_is_one_run_for_all_experiments():
+@pytest.mark.parametrize(
+    ("scale", "clients", "participation", "epochs"),
+    [("paper", "100", "0.5", "10"), ("medium", "50", "0.5", None), ("small", "20", "0.5", "2")],
+)
+def test_the_base_is_one_run_for_all_experiments(scale, clients, participation, epochs):
+    """With the rate and EMA of Orchestra in the tables of methods."""
+    images = "CIFAR-10" if scale == "paper" else f"{scale} images"
     shared = Counter()
-    for name, only in (
-        *(("table2", ["CIFAR-10", "base"]), ("table6", ["CIFAR-10", "base"])),
-        *(("table7", ["K-anonymity"]), ("figure5", ["CIFAR-10", "Orchestra", "0.1"])),
-        *(("figure7", ["CIFAR-10", "Orchestra", "0.5"]), ("figure9", ["CIFAR-10", "Orchestra"])),
-        *(("figure6", ["CIFAR-10", "Orchestra", "100"]), ("figure10", ["CIFAR-10", "0.1"])),
-        *(("figure8", ["CIFAR-10", "Orchestra", "10"]), ("figure12", ["Orchestra"])),
+    for name, *only in (
+        *(("table2", "base"), ("table6", "base"), ("table7", "K-anonymity"), ("privacy", "none")),
+        *(("figure5", "Orchestra", "0.1"), ("figure9", "Orchestra"), ("figure10", "0.1")),
+        *(("figure6", "Orchestra", clients), ("figure7", "Orchestra", participation)),
+        *([("figure8", "Orchestra", epochs)] if epochs else []),
+        ("figure12", "Orchestra"),
     ):
-        plan, _ = make_plan(name, "paper", seeds=[0], only=only)
+        plan, _ = make_plan(name, scale, seeds=[0], only=[images, *only])
         (row,) = plan.rows
         shared[row.run] += 1
-    assert list(shared.values()) == [10]
+    assert len(shared) == 1, shared
 
 
 def test_settings_of_the_mutual_information_paper():
@@ -66,6 +72,24 @@ def test_settings_of_the_mutual_information_paper():
     config = configs[row.run]
     assert config.labels.fraction is None and not config.active_terms
     assert (config.partition.name, config.data.name) == ("iid", "cifar10")
+
+
+@pytest.mark.parametrize("one, others", [("mi_table3", ["4"]), ("mi_table5", ["6", "7"])])
+def test_tables_of_other_images_have_the_same_runs_at_the_small_scale(one, others):
+    """It has one set of photographs, and a method the same rate in all tables."""
+
+    def runs(name):
+        shown = ["data.root=photos"]
+        plan, _ = make_plan(name, "small", seeds=[0], only=["label skew"], extra=shown)
+        return {row.values["method"]: row.run for row in plan.rows}
+
+    known = runs(one)
+    for other in others:
+        found = runs(f"mi_table{other}")
+        assert list(found)[:4] == ["Local SimCLR", "Federated SimCLR", "Spectral", "Spectral + UV"]
+        shared = found.keys() & known.keys()
+        assert len(shared) >= 4
+        assert {name: found[name] for name in shared} == {name: known[name] for name in shared}
 
 
 def test_settings_of_the_dec_ssl_paper():
@@ -186,6 +210,20 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
     assert found == [("base", 0)]
 
 
+def test_rows_that_were_made_on_another_device_stay(tmp_path):
+    """Two commands share the seeds between two GPUs; later the images are moved."""
+
+    def seeds(seed, *extra):
+        make_plan("table6", "small", seeds=[seed], only=["base"], extra=extra)[0].write(tmp_path)
+        ((plan,), _) = read_plans(tmp_path)
+        return [row.seed for row in plan.rows]
+
+    assert seeds(0, "data.root=/a/photos", "device=cuda:0") == [0]
+    assert seeds(1, "data.root=/a/photos", "device=cuda:1") == [0, 1]
+    assert seeds(2, "data.root=/b/photos") == [0, 1, 2]
+    assert seeds(3, "data.root=/b/others") == [3]  # these are other images
+
+
 def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
     """Its defaults were others, and so are the names of its runs."""
     make_plan("table6", "small", seeds=[0, 1], only=["base"])[0].write(tmp_path)
@@ -222,6 +260,30 @@ def test_what_an_override_changes_is_not_compared_with_the_paper():
     assert not plan.settings.comparable
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "readers"),
+    [
+        ("dec_ssl_figure2", "partition.encoder=outputs/mine", {"features alpha=0.1"}),
+        ("dec_ssl_figure11", "shift.folder=styles", {"style"}),
+        ("figure9", "method.ema=0.5", {"f-BYOL", "Orchestra"}),
+    ],
+)
+def test_an_option_goes_to_the_rows_whose_plugins_have_it(name, option, readers):
+    plan, configs = make_plan(name, "small", seeds=[0], extra=["data.root=photos", option])
+    having = [row for row in plan.rows if option in row.overrides]
+    assert all(readers & {*row.values.values()} for row in having)
+    assert {value for row in having for value in row.values.values()} >= readers
+    key, _, value = option.partition("=")
+    section, _, field = key.partition(".")
+    for row in plan.rows:
+        found = getattr(configs[row.run], section).options.get(field)
+        assert (str(found) == value) == (row in having)
+
+
 def test_wrong_overrides_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="method.ema: unknown option of method=simclr"):
+        make_plan("figure9", "small", only=["f-SimCLR"], extra=["method.ema=0.5"])
+    with pytest.raises(ConfigError, match="method.emma: unknown option of method=simclr"):
+        make_plan("figure9", "small", extra=["method.emma=0.5"])
     with pytest.raises(ConfigError, match="traning.lr: unknown key"):
         make_plan("table6", "small", extra=["traning.lr=1"])
