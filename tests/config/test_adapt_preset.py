@@ -98,6 +98,20 @@ def test_other_images_have_the_size_of_a_machine_without_a_gpu(gpu):
     assert (config.data.name, config.data.view_size) == ("digits", 64)
 
 
+@pytest.mark.parametrize(
+    ("label", "partition", "best_by"),
+    [("label", "dirichlet", "linear"), ("name", "iid", "score"), ("null", "iid", "score")],
+)
+def test_a_tables_lines_count_as_images(tmp_path, label, partition, best_by):
+    for name, count in (("train", 999), ("test", 200)):
+        lines = [f"{number}.jpg,{number % 2}," for number in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["file,label,name", *lines]))
+    tables = [f"data.table={tmp_path}/train.csv", f"data.test_table={tmp_path}/test.csv"]
+    config = config_of("data=image_table", *tables, f"data.label={label}")
+    assert (config.partition.name, config.evaluation.best_by) == (partition, best_by)
+    assert (config.data.name, config.federation.rounds) == ("image_table", 24)
+
+
 def test_a_limit_makes_many_images_few(photos):
     config = load_config(["preset=adapt", photos(1000), "data.train_limit=999"])
     assert config.federation.rounds == 24

@@ -67,6 +67,12 @@ class Source(Plugin, ABC):
         return ""
 
 
+def within_limits(data: DataConfig, images: int, labelled: int, tests: int) -> tuple[int, int, int]:
+    """What :meth:`Source.survey` returns, of so many images."""
+    limit, test_limit = data.train_limit or images, data.test_limit or tests
+    return min(images, limit), min(labelled, limit), min(tests, test_limit)
+
+
 def load_dataset(
     config: DataConfig, listed: Callable[[Dataset], None] = lambda dataset: None
 ) -> Dataset:

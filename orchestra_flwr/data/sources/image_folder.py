@@ -8,7 +8,7 @@ from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.data.image_files.class_folders import arrange, survey
 from orchestra_flwr.data.image_files.image_rows import load_files
 from orchestra_flwr.data.images import Dataset
-from orchestra_flwr.data.sources import Source
+from orchestra_flwr.data.sources import Source, within_limits
 
 
 class ImageFolder(Source):
@@ -28,9 +28,7 @@ class ImageFolder(Source):
         root = data.settings.root
         if not root:
             return None
-        files, labelled, tests = survey(root)
-        limit, test_limit = data.train_limit or files, data.test_limit or tests
-        return min(files, limit), min(labelled, limit), min(tests, test_limit)
+        return within_limits(data, *survey(root))
 
     def load(self) -> Dataset:
         """Decodes the images, or reads them from the cache.

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from logging import getLogger
 from pathlib import PurePosixPath
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions, GroupOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.file_table import read_table
 from orchestra_flwr.data.image_files.image_rows import Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
-from orchestra_flwr.data.sources import Source
+from orchestra_flwr.data.sources import Source, within_limits
 from orchestra_flwr.files import at_home, folder_name
 
 logger = getLogger("orchestra_flwr.data")
@@ -54,6 +54,18 @@ class ImageTable(Source):
         """The table's name, so that two tables have two labels."""
         return f"image_table-{PurePosixPath(settings.table).stem}" if settings.table else ""
 
+    @classmethod
+    def survey(cls, data: DataConfig) -> tuple[int, int, int] | None:
+        """By the lines of the tables, within the limits of `data`."""
+        options = data.settings
+        if not options.table:
+            return None
+        images, labelled = _counted("data.table", options.table, options)
+        tests = 0
+        if options.test_table:
+            _, tests = _counted("data.test_table", options.test_table, options)
+        return within_limits(data, images, labelled, tests)
+
     def load(self) -> Dataset:
         """Reads the tables, and decodes the images.
 
@@ -93,6 +105,13 @@ class ImageTable(Source):
             groups=lines.groups,
             identity=lambda names: [archive.identity(lines.files), lines.labels, lines.groups],
         )
+
+
+def _counted(key: str, path: str, options: ImageTableOptions) -> tuple[int, int]:
+    """How many lines a table has, and how many of them have a label."""
+    columns = [name.lower() for name in (options.file, options.label) if name]
+    lines = [cells for _, (_, *cells) in read_table(key, path, columns)]
+    return len(lines), sum(map(any, lines))
 
 
 def _listed(

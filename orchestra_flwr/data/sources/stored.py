@@ -12,7 +12,7 @@ from orchestra_flwr.data.image_files.decoded_cache import (
     store_dataset,
 )
 from orchestra_flwr.data.images import UNLABELLED, Dataset
-from orchestra_flwr.data.sources import Source
+from orchestra_flwr.data.sources import Source, within_limits
 from orchestra_flwr.data.subset import limited
 
 
@@ -30,9 +30,7 @@ class Stored(Source):
             return None
         labels, test = dataset.train.labels, dataset.test
         labelled = 0 if labels is None else int((labels != UNLABELLED).sum())
-        images, tests = len(dataset.train), 0 if test is None else len(test)
-        limit, test_limit = data.train_limit or images, data.test_limit or tests
-        return min(images, limit), min(labelled, limit), min(tests, test_limit)
+        return within_limits(data, len(dataset.train), labelled, 0 if test is None else len(test))
 
     def load(self) -> Dataset:
         """Maps the file into memory.
