@@ -105,6 +105,13 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
     )
 
 
+def forget_images() -> None:
+    """Lets the next run in this process read its images anew: files may have changed."""
+    with _LOADING:
+        for each in (_load, _built, _evaluated):
+            each.cache_clear()
+
+
 def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
     """The run, its clients' parts, all training images and, if the method needs them, their labels.
 

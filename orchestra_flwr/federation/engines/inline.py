@@ -13,6 +13,7 @@ from pydantic import Field
 from orchestra_flwr.config import Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.client.client_app import forget_images
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.streaming_grid import OneRunGrid
@@ -94,6 +95,7 @@ class InlineEngine(Engine):
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""
+        forget_images()
         count, device = self.settings.side_by_side, resolve_device(self.config.device)
         if count == 1:
             return serve(InlineGrid(client_app), 1)
