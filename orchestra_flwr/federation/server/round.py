@@ -27,7 +27,8 @@ class Round:
     # Each client's number in the run, which never changes
     indices: Mapping[str, int] = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()  # of the cohort those that may not contribute
-    # For tasks: which run this is, and where clients of this machine keep their state
+    # For tasks: which run this is, where clients of this machine keep their state, and which images
+    # they have
     state_location: Mapping[str, str] = field(default_factory=dict)
     # For each real client's task: the rounds in which it was used last
     last_used: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
