@@ -234,9 +234,12 @@ def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """How to turn a loaded image upright.
 
-    ImageOps.exif_transpose also writes all EXIF data, and fails at a wrong tag.
+    ImageOps.exif_transpose also writes all EXIF data, and fails at a wrong tag. Where the data
+    cannot be read at all, nothing is turned.
     """
-    return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    with suppress(Exception):  # PIL raises all kinds of errors, as for broken files
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return None
 
 
 def _eight_bits(image: Image.Image, channels: int) -> Image.Image:

@@ -80,6 +80,30 @@ def test_its_pictures_are_figures(run):
     assert result.plot_curves().get_suptitle() == result.name == f"{result.folder.parent.name}/run"
 
 
+def test_the_next_run_in_a_notebook_reads_images_that_have_changed(
+    tiny_overrides, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # of the run folders, whose names are no part of a configuration
+
+    def trained(folder):
+        given = ["data=image_folder", "partition=iid", "data.image_size=16", "federation.clients=2"]
+        given += ["evaluation.every=100", f"data.cache={tmp_path}/cache"]
+        result = simulate([*tiny_overrides[1:], *given, f"data.root={folder}"])
+        return (result.folder / "encoder.safetensors").read_bytes()
+
+    def write(folder, pictures):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for number, picture in enumerate(pictures):
+            picture.save(tmp_path / folder / f"{number}.png")
+
+    write("photos", PICTURES[:20])
+    first = trained("photos")
+    write("photos", PICTURES[20:])
+    write("others", PICTURES[20:])
+    second = trained("photos")
+    assert second == trained("others") != first
+
+
 def test_a_run_folder_is_opened_again(run, tmp_path):
     again = Result(run[0].folder)
     assert again.summary == run[0].summary and repr(again).startswith("Result('")

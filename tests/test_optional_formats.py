@@ -11,7 +11,7 @@ from PIL import Image
 from orchestra_flwr import optional_formats
 from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.data.image_files import archive
+from orchestra_flwr.data.image_files import archive, decoding
 from orchestra_flwr.square_image import decode_image, square_image
 
 HEIC = b"\x00\x00\x00\x18ftypheic" + bytes(200)
@@ -50,6 +50,25 @@ def test_without_the_library_a_line_says_what_to_install(
         f"1 photographs are left out, as their format cannot be read ({suffix}): pip install "
         f"'orchestra-flwr[formats]' reads {suffix}; else convert them to JPEG" in caplog.text
     )
+
+
+def test_a_library_that_is_installed_later_is_used(tmp_path, monkeypatch):
+    """Phones and chats give photographs the suffix of another format."""
+    pillow_heif = pytest.importorskip("pillow_heif", reason="needs the extra formats")
+    pillow_heif.register_heif_opener()
+    picture = Image.new("RGB", (20, 16))
+    picture.save(tmp_path / "one.png")
+    picture.save(tmp_path / "two.jpg", format="HEIF")
+    data = {"name": "image_folder", "root": str(tmp_path), "image_size": 16}
+    config = DataConfig.model_validate({**data, "cache": str(tmp_path / "cache")})
+    with monkeypatch.context() as without:
+        without.setattr(optional_formats, "installed", list)
+        without.setattr("orchestra_flwr.square_image._formats", lambda: ("JPEG", "PNG"))
+        for _ in range(2):
+            assert len(load_dataset(config).train) == 1
+        without.setattr(decoding, "decode_image", None)  # it is not called while nothing changes
+        assert len(load_dataset(config).train) == 1
+    assert len(load_dataset(config).train) == 2
 
 
 def test_a_photograph_of_a_phone(tmp_path):

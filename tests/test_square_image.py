@@ -157,6 +157,18 @@ def test_a_malformed_exif_tag_costs_no_image(orientation: int):
     assert np.array_equal(decode_image(bad, 32), decode_image(good, 32))
 
 
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("damaged", [b"garbage!", b"II+\0\x08\0"])
+def test_exif_data_that_cannot_be_read_cost_no_image(damaged: bytes, kind: str):
+    """A JPEG's own resolution makes PIL read the EXIF data only when its orientation is asked."""
+    bad, good = (
+        _file(_picture(40, 24), kind, dpi=(72, 72), **exif)
+        for exif in ({"exif": b"Exif\0\0" + damaged}, {})
+    )
+
+    assert np.array_equal(decode_image(bad, 32), decode_image(good, 32))
+
+
 def test_a_large_jpeg_is_decoded_small_and_right():
     image = decode_image(_file(_picture(1600, 1600), "jpeg"), 32)
 

@@ -105,8 +105,8 @@ class Dataset:
         train: the images that are spread over the clients.
         test: held-out labelled images, or None.
         skipped: (path, reason) of each file that could not be read.
-        unread: paths of skipped files that may be readable later, because permissions or a disk
-            were the reason.
+        unread: paths of skipped files that may be readable later, because permissions, a disk or a
+            missing library were the reason.
         shown: (N,) bool, the training images whose labels clients use (`labels.fraction`); None if
             that is not known.
         shorter_side: the lesser of height and width of a typical image before it was resized, in

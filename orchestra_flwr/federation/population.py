@@ -1,7 +1,9 @@
 """The simulated population: all images and which client holds which."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,6 +36,21 @@ class Population:
 
     dataset: Dataset  # training and test images
     parts: dict[str, np.ndarray]  # indices of each client's training images, ascending
+
+    @cached_property
+    def split(self) -> str:
+        """A fingerprint of which images each client has, by their order, names and labels.
+
+        Pixels are not compared: decoders of two machines may differ in the last bit.
+        """
+        train, digest = self.dataset.train, hashlib.sha256()
+        for client, part in self.parts.items():
+            digest.update(f"{client}\0{len(part)}\0".encode(errors="surrogateescape"))
+            digest.update(part.astype(np.int64).tobytes())
+        if train.targets is not None:
+            digest.update(train.targets.numpy().tobytes())
+        digest.update("\0".join(train.files).encode(errors="surrogateescape"))
+        return digest.hexdigest()[:16]
 
 
 def load_population(

@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     ):
         progress.message(f"run folder: {folder.path.resolve()}")
         streaming = StreamingGrid(grid, WINDOW, prepare=Broadcast(), retry=ran_out_of_memory)
-        members = SimulatedMembers(streaming, population.parts)
+        members = SimulatedMembers(streaming, population.parts, population.split)
         images = evaluation_dataset(named, population)
         evaluator = Evaluator(named, images, progress.images_evaluated)
         FederationRun(

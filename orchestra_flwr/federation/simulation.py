@@ -96,7 +96,7 @@ def simulate(
     starting = ExitStack()
 
     def serve(grid: Grid, workers: int) -> dict[str, Any]:
-        members = SimulatedMembers(grid, population.parts)
+        members = SimulatedMembers(grid, population.parts, population.split)
         starting.close()
         progress.message(f"clients at the same time: {workers}")
         if trial is not None and (line := first_estimate(config, trial, workers)):

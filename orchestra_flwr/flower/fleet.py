@@ -12,14 +12,16 @@ from google.protobuf.message import DecodeError
 MAX_AGE, MAX_AHEAD = 305.0, 5.0
 # A client signs by the server's time, but dates its replies by its own, which may differ so much.
 MAX_CLOCK_DIFFERENCE = 3600.0
+NEVER = 1e9  # seconds, thirty years
 
 
-def time_to_live(seconds: float) -> float:
+def time_to_live(seconds: float | None) -> float:
     """Seconds after which a message expires, if its reply is waited for so many seconds.
 
-    A reply in time may wait as long again while those before it are fetched.
+    A reply in time may wait as long again while those before it are fetched. None: as long as it
+    takes, and no message expires.
     """
-    return 2 * seconds + 60 + MAX_CLOCK_DIFFERENCE
+    return NEVER if seconds is None else 2 * seconds + 60 + MAX_CLOCK_DIFFERENCE
 
 
 def withdrawal(push_messages: bytes) -> bytes:

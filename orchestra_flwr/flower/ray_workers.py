@@ -5,7 +5,8 @@ remaining machines are taken, it waits for ever, and its client with it. Here th
 whichever worker is free next, and the worker's successor takes part as soon as there is room.
 
 Checked against Flower 1.41 and 1.42, whose backend makes a `BasicActorPool` and calls what is here,
-and Ray 2.55: `ray.kill`, `__ray_ready__`, and that only what a client raises is a `RayTaskError`.
+and whose engine makes a `ThreadPoolExecutor` without a number, and Ray 2.55: `ray.kill`,
+`__ray_ready__`, and that only what a client raises is a `RayTaskError`.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from orchestra_flwr.flower.ray_processes import ended_process, load_ray
@@ -51,13 +54,20 @@ class RayWorkers:
 
     @contextlib.contextmanager
     def in_place_of_flowers(self) -> Iterator[None]:
-        """In the block, Flower's simulation engine uses these workers."""
-        module: Any = importlib.import_module("flwr.server.superlink.fleet.vce.backend.raybackend")
-        before, module.BasicActorPool = module.BasicActorPool, self._made
+        """In the block, Flower's simulation engine uses these workers, all at the same time.
+
+        Flower waits for each worker in a thread, but has at most four threads more than this
+        machine has cores, and never more than 32.
+        """
+        engine: Any = importlib.import_module("flwr.server.superlink.fleet.vce.vce_api")
+        backend: Any = importlib.import_module("flwr.server.superlink.fleet.vce.backend.raybackend")
+        before = engine.ThreadPoolExecutor, backend.BasicActorPool
+        engine.ThreadPoolExecutor = partial(ThreadPoolExecutor, self.num_actors)
+        backend.BasicActorPool = self._made
         try:
             yield
         finally:
-            module.BasicActorPool = before
+            engine.ThreadPoolExecutor, backend.BasicActorPool = before
 
     def _made(
         self, actor_type: Any, client_resources: dict[str, float], actor_kwargs: dict[str, Any]

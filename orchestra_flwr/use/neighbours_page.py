@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.seeding import numpy_generator
 from orchestra_flwr.use.encoder_comparison import Comparison
@@ -63,7 +64,8 @@ def write_neighbours_page(
     def picture(position: int, query: int) -> str:
         label = "" if labels is None else labels[position]
         other = " other" if labels is not None and label != labels[query] else ""
-        return _picture(pictures, places[position], f"{names[position]} {label}".strip(), other)
+        title = f"{printable(names[position])} {label}".strip()
+        return _picture(pictures, places[position], title, other)
 
     rows = "".join(_row(query, sides, picture) for query in chosen)
     frame = "" if labels is None else " A frame: another class than the image's."

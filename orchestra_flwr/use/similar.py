@@ -13,6 +13,7 @@ SIMILARITIES_AT_ONCE = 2**25
 TYPICAL_NEIGHBOUR = 10  # at the distance of images that are alike, but not the same
 FENCE = 1.5
 DUPLICATE_SHARE = 0.1  # of the typical distance: nearer ones are near-duplicates
+ROUNDING = 1e-6  # by which distances of the same images may differ
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def near_duplicates(neighbours: Neighbours) -> list[list[int]]:
 
     A pair is a near-duplicate if its distance (1 - cosine) is at most a tenth of the median
     distance of an image to its tenth neighbour. The bound thus fits any encoder, however close
-    together its embeddings are. Groups are the connected components of such pairs.
+    together its embeddings are, and copies are near-duplicates even where most images have ten of
+    them. Groups are the connected components of such pairs.
 
     Returns:
         The groups of two or more images, the largest first; positions ascending.
@@ -64,7 +66,7 @@ def near_duplicates(neighbours: Neighbours) -> list[list[int]]:
         return []
     distances = (1 - neighbours.cosines).numpy()
     typical = float(np.median(distances[:, min(TYPICAL_NEIGHBOUR, k) - 1]))
-    rows, columns = np.nonzero(distances <= DUPLICATE_SHARE * typical)
+    rows, columns = np.nonzero(distances <= max(DUPLICATE_SHARE * typical, ROUNDING))
     others = neighbours.indices.numpy()[rows, columns]
     graph = coo_array((np.ones(len(rows)), (rows, others)), shape=(count, count))
     _, group_of = connected_components(graph, directed=False)
@@ -93,5 +95,5 @@ def outliers(neighbours: Neighbours) -> list[int]:
     if neighbours.indices.shape[1] == 0:
         return []
     lower, upper = np.quantile(scores.double().numpy(), [0.25, 0.75])
-    fence = upper + FENCE * (upper - lower)
+    fence = upper + max(FENCE * (upper - lower), ROUNDING)
     return [i for i in scores.argsort(descending=True, stable=True).tolist() if scores[i] > fence]

@@ -1,6 +1,7 @@
 """A simulation as a whole: what goes on while its engine starts, and when it is stopped."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -24,12 +25,13 @@ class Watched(Progress):
 
 @pytest.fixture
 def simulated(tiny, tmp_path):
-    def run(name):
+    def run(name, seen=lambda population: population):
         config = tiny("federation.rounds=1", f"run_dir={tmp_path / name}")
         progress = Watched(1)
         folder = RunFolder.create(config)
         engine = config.engine.build(config)
-        return progress, lambda: simulate(config, load_population(config), folder, progress, engine)
+        population = seen(load_population(config))
+        return progress, lambda: simulate(config, population, folder, progress, engine)
 
     return run
 
@@ -47,6 +49,16 @@ def test_the_untrained_encoder_is_evaluated_while_an_engine_starts(simulated, mo
     monkeypatch.setattr(InlineEngine, "starts_immediately", False)
     found = run()
     assert found["untrained"] == expected["untrained"] and found["knn"] == expected["knn"]
+
+
+def test_a_client_that_sees_other_images_than_the_server_fails(simulated):
+    def swapped(population):
+        first, second, *others = population.parts.items()
+        parts = dict([(first[0], second[1]), (second[0], first[1]), *others])
+        return replace(population, parts=parts)
+
+    with pytest.raises(FederationError, match="0 of 4 clients answered well.* images on .* others"):
+        simulated("swapped", swapped)[1]()
 
 
 def test_how_long_it_takes_is_said_before_anything_is_evaluated(simulated, monkeypatch):

@@ -1,5 +1,7 @@
 """The pool of Ray's workers on a scripted Ray; `test_ray_cluster.py` loses real machines."""
 
+import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -177,3 +179,40 @@ def test_flowers_own_pool_is_put_back():
     with workers.in_place_of_flowers():
         assert raybackend.BasicActorPool == workers._made
     assert raybackend.BasicActorPool is theirs
+
+
+def test_as_many_workers_as_there_are_train_at_the_same_time():
+    """Flower's own engine stops at 32, and on small machines before."""
+    from flwr.server.superlink.fleet.vce import vce_api
+
+    count, over, met = 40, threading.Event(), threading.Barrier(40, timeout=10)
+
+    def train(message, context):
+        with suppress(threading.BrokenBarrierError):
+            met.wait()
+        over.set()
+        return None, None
+
+    message = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=0, run_id=1))
+    backend = SimpleNamespace(
+        build=lambda app_fn: None,
+        num_workers=count,
+        process_message=train,
+        terminate=lambda: None,
+    )
+    contexts = SimpleNamespace(
+        retrieve_context=lambda run_id: None, update_context=lambda run_id, context: None
+    )
+    with RayWorkers(lambda: count).in_place_of_flowers():
+        vce_api.run_api(
+            app_fn=lambda: None,
+            backend_fn=lambda: backend,
+            nodes_mapping=dict.fromkeys(range(count), 0),
+            state_factory=SimpleNamespace(
+                state=lambda: SimpleNamespace(get_message_ins=lambda node_id, limit: [message])
+            ),
+            node_info_stores={0: contexts},
+            f_stop=over,
+            metrics=SimpleNamespace(add_clientapp_runtime=lambda seconds: None),
+        )
+    assert not met.broken

@@ -1,7 +1,9 @@
 """`orchestra-compare` as a person calls it."""
 
 import json
+import os
 import re
+import shutil
 
 import pytest
 import torch
@@ -71,6 +73,17 @@ def test_the_page_has_neighbours_side_by_side_and_needs_no_network(run, other, p
     framed = re.findall(r'class="picture s\d+ other"[^>]*aria-label="(\w+)/', page)
     unframed = re.findall(r'class="picture s\d+"[^>]*aria-label="(\w+)/', page)
     assert len(framed) + len(unframed) == 4 * 13
+
+
+def test_a_name_that_is_not_utf_8_is_shown_escaped(run, other, photos, command, tmp_path):
+    odd = os.fsdecode(b"\x1b[31m\xff.png")
+    shutil.copytree(photos, tmp_path / "odd")
+    (tmp_path / "odd" / "red" / "01.png").rename(tmp_path / "odd" / "red" / odd)
+    given = (f"before={other}", f"after={run}", f"images={tmp_path / 'odd'}", "queries=40")
+    code, _, err = command(*given)
+    assert code == 0, err
+    page = (run / "comparison" / "comparison.html").read_text()
+    assert r"red/\x1b[31m\xff.png" in page and "\x1b" not in page
 
 
 def test_by_default_it_is_held_against_the_runs_start(tiny_overrides, photos, tmp_path, command):

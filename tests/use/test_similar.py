@@ -52,6 +52,17 @@ def test_all_images_alike_are_one_group():
     assert found == [[0, 1, 2, 3, 4, 5]]
 
 
+@pytest.mark.parametrize("copies", [11, 12, 20])
+def test_where_most_images_have_ten_copies_all_are_found_and_none_is_far(copies):
+    """Their distances are 0 but for rounding, and so is what is usual."""
+    vectors = torch.randn(40, 512).repeat(copies, 1)
+    neighbours = nearest_neighbours(vectors, 12)
+    found = near_duplicates(neighbours)
+    assert sorted(position for group in found for position in group) == [*range(40 * copies)]
+    assert all(len({position % 40 for position in group}) == 1 for group in found)
+    assert outliers(neighbours) == []
+
+
 def test_outliers_are_beyond_tukeys_fence_and_may_be_none():
     vectors = torch.randn(200, 8) * 0.1 + 5
     vectors[42], vectors[77] = -5, torch.tensor([5.0] * 7 + [-20])

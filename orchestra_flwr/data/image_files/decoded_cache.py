@@ -18,7 +18,7 @@ from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_ten
 logger = logging.getLogger("orchestra_flwr.data")
 
 TARGETS = ("labels", "tags")
-FORMAT = 3  # to be raised when decoding, choosing or storing images changes
+FORMAT = 4  # to be raised when decoding, choosing or storing images changes
 NAME_END = "\0"  # the one character that no path has
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.data.images import check_memory_for
+from orchestra_flwr.optional_formats import missing_library
 from orchestra_flwr.square_image import broken_because, decode_image, opened_image
 
 logger = logging.getLogger("orchestra_flwr.data")
@@ -35,8 +36,9 @@ class Decoded:
         images: uint8, (n, 3, size, size), of the n files that could be read, in the list's order.
         good: their n positions in the list.
         broken: (name, reason) of the others, printable.
-        unread: names of those among them whose content was never seen, such as files without
-            permission to read; they may be readable later (:func:`any_readable`).
+        unread: names of those among them that may be readable later (:func:`any_readable`): their
+            content was never seen, such as that of files without permission to read, or their
+            format needs a library that is not installed.
         shorter_side: the median over some files of the lesser of height and width, in pixels; None
             without any.
     """
@@ -78,7 +80,7 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
                 with opened_image(content) as image:
                     sides.append(min(image.size))
         except Exception as error:  # decoders raise all kinds of errors for broken files
-            return _failure(error, was_read=content is not None)
+            return _failure(error, content)
         return None
 
     def decode_chunk(start: int) -> list[_Failure | None]:
@@ -103,10 +105,12 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
     return replace(_without_failures(images, names, failures), shorter_side=side)
 
 
-def _failure(error: Exception, *, was_read: bool) -> _Failure:
-    # A ValueError of `read` is about the file itself: it is empty, for example.
-    unread = not was_read and not isinstance(error, ValueError)
-    return _Failure(printable(broken_because(error)), unread or isinstance(error, MemoryError))
+def _failure(error: Exception, content: bytes | None) -> _Failure:
+    if content is None:  # a ValueError of `read` is about the file itself: it is empty, for example
+        unread = not isinstance(error, ValueError)
+    else:
+        unread = isinstance(error, MemoryError) or missing_library(content) is not None
+    return _Failure(printable(broken_because(error)), unread)
 
 
 def _without_failures(
@@ -126,7 +130,8 @@ def any_readable(
 ) -> bool:
     """Whether one of the unread files can be read by now, so that all must be decoded again.
 
-    Repaired permissions, disks and zips change neither size, time nor checksum of a file.
+    Repaired permissions, disks and zips change neither size, time nor checksum of a file, and
+    neither does a library that was installed.
 
     Args:
         unread: as in :class:`Decoded`.
@@ -137,6 +142,6 @@ def any_readable(
     for name in names if retried else ():
         if printable(name) in retried:
             with suppress(Exception):  # any error, as in the first reading
-                read(name)
-                return True
+                if missing_library(read(name)) is None:
+                    return True
     return False

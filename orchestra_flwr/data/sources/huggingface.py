@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import GroupOptions
-from orchestra_flwr.data.image_files.image_rows import Classes, Contents, Rows, load_rows
+from orchestra_flwr.data.image_files.image_rows import (
+    HIDDEN,
+    Classes,
+    Contents,
+    Rows,
+    load_rows,
+)
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.plugins import must_be_one_of
+
+logger = getLogger("orchestra_flwr.data")
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
@@ -113,7 +122,10 @@ class _Columns:
         values = self._values(split, self._group) if self._group in split.features else None
         kind = split.features.get(self._group)
         if values is not None and isinstance(kind, ClassLabel):
-            values = [value if value is None else kind.int2str(value) for value in values]
+            values = [None if value in HIDDEN else kind.int2str(value) for value in values]
+        if part == "train" and values and (without := sum(v in (None, "") for v in values)):
+            text = "data.group=%s: %d of %d images have none; together they count as a group"
+            logger.warning(text, self._group, without, len(values))
         return Rows(
             names=[f"{part}/{index}" for index in range(len(split))],
             read=read,

@@ -5,6 +5,7 @@ Lives in an importable module so that a worker process keeps its caches between 
 
 import contextlib
 import logging
+import platform
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
@@ -29,6 +30,7 @@ from orchestra_flwr.federation.messages.fields import (
     FROZEN_FOLDER,
     RUN,
     SECURE_STAGE,
+    SPLIT,
 )
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
 from orchestra_flwr.federation.population import (
@@ -77,7 +79,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _addressed_client(content: RecordDict) -> OrchestraClient:
     task = content.config_records[CONFIG]
     config_json, name = str(task["config"]), str(task["client"])
-    config, population, images, labels = _loaded(config_json)
+    config, population, images, labels = _loaded(config_json, str(task.get(SPLIT, "")))
     indices = torch.from_numpy(population.parts[name])
     chosen = indices.to(images.device)
     shifted = shift_images(config.shift, images[chosen], indices, name, config.seed)
@@ -105,13 +107,29 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
     )
 
 
-def _loaded(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
+def forget_images() -> None:
+    """Lets the next run in this process read its images anew: files may have changed."""
+    with _LOADING:
+        for each in (_load, _built, _evaluated):
+            each.cache_clear()
+
+
+def _loaded(config_json: str, split: str = "") -> tuple[Config, Population, Tensor, Tensor | None]:
     """The run, its clients' parts, all training images and, if the method needs them, their labels.
 
     On the device; loaded once per process and run.
+
+    Raises:
+        ValueError: clients have other images here than the server's `split` says.
     """
     with _LOADING:
-        return _load(config_json)
+        found = _load(config_json)
+    if split and found[1].split != split:
+        raise ValueError(
+            f"the images on {platform.node()} are others than those that the run began with: files "
+            "were added, removed or renamed, or this machine has other ones"
+        )
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
 from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError, RaySettings
+from orchestra_flwr.federation.engines.resources import against_one_gpu
 from orchestra_flwr.training import usable_cpus
 
 # Local epochs on images of 32 pixels; on digits they take about as long as Ray's start, 10 s.
@@ -15,7 +16,8 @@ MIN_EPOCHS, PIXELS = 100, 32
 
 
 class AutoEngine(Engine):
-    """Ray, but inline for small runs, on one core, and where Ray is missing or does not start.
+    """Ray, but inline for small runs, on one core, on one of several GPUs that the run names, and
+    where Ray is missing or does not start.
 
     A run is small with fewer than 100 local epochs, counted over all clients and rounds; a fourth
     of that for images with four times the pixels. If one of Ray's options is given, Ray is chosen
@@ -84,4 +86,4 @@ class AutoEngine(Engine):
         needed = math.ceil(MIN_EPOCHS * min(1, PIXELS / size) ** 2)
         if epochs < needed:
             return f"{epochs:.0f} local epochs in all are fewer than {needed}"
-        return None
+        return against_one_gpu(self.config)

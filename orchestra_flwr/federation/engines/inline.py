@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,9 @@ from flwr.clientapp import ClientApp
 from pydantic import Field
 
 from orchestra_flwr.config import Section
+from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
+from orchestra_flwr.federation.client.client_app import forget_images
 from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.streaming_grid import OneRunGrid
@@ -48,13 +50,27 @@ class InlineGrid(OneRunGrid):
         if self.threads is None:
             yield from (self.app(message, self._context) for message in messages)
             return
-        begun: deque[Future[Message]] = deque()
+        begun: deque[tuple[Message, dict[str, Any], Future[Message]]] = deque()
         for message in messages:
-            begun.append(self.threads.submit(self.app, message, self._context))
+            content = dict(message.content)  # which a client takes apart
+            begun.append((message, content, self._submit(message)))
             if len(begun) == 2 * self.count:  # the oldest may take long: others have work
-                yield begun.popleft().result()
+                yield self._oldest(begun)
         while begun:
-            yield begun.popleft().result()
+            yield self._oldest(begun)
+
+    def _submit(self, message: Message) -> Future[Message]:
+        assert self.threads is not None
+        return self.threads.submit(self.app, message, self._context)
+
+    def _oldest(self, begun: deque[tuple[Message, dict[str, Any], Future[Message]]]) -> Message:
+        """The reply that is due. A client that ran out of memory beside others is tried alone."""
+        message, content, future = begun.popleft()
+        if not ran_out_of_memory(reply := future.result()):
+            return reply
+        wait([other for *_, other in begun])
+        message.content.update(content)
+        return self._submit(message).result()
 
     push_messages = pull_messages = OneRunGrid._refuse  # replies come at once
 
@@ -79,6 +95,7 @@ class InlineEngine(Engine):
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
         """As :meth:`Engine.run`."""
+        forget_images()
         count, device = self.settings.side_by_side, resolve_device(self.config.device)
         if count == 1:
             return serve(InlineGrid(client_app), 1)

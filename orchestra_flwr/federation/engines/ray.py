@@ -21,7 +21,12 @@ from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.engines.base import Engine, Serve
-from orchestra_flwr.federation.engines.resources import available_nodes, ray_backend, worker_count
+from orchestra_flwr.federation.engines.resources import (
+    against_one_gpu,
+    available_nodes,
+    ray_backend,
+    worker_count,
+)
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import registered_nodes
@@ -99,6 +104,8 @@ class RayEngine(Engine):
                 "engine=ray: Ray is not installed; pip install 'orchestra-flwr[simulation]', "
                 "or use engine=inline"
             )
+        if reason := against_one_gpu(self.config):
+            raise ConfigError(f"engine=ray: {reason}; engine=inline keeps to it as well")
         ray_backend(self.config)
 
     def begin(self) -> None:

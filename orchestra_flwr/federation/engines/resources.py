@@ -39,6 +39,21 @@ def available_nodes(config: Config) -> list[Node]:
     return [Node(cores, torch.cuda.device_count() if on_gpu else 0)]
 
 
+def against_one_gpu(config: Config) -> str | None:
+    """Why Ray cannot keep to the GPU of `device=cuda:N`, whose number its workers do not know.
+
+    Each of them sees only the GPU that it was given, as its first. None: there is nothing against.
+    """
+    number = config.device.partition(":")[2]
+    several = config.engine.settings.address is None and torch.cuda.device_count() > 1
+    if not number or (int(number) == 0 and not several):
+        return None
+    return (
+        f"Ray spreads clients over all GPUs that it sees, whatever device={config.device} says; "
+        "CUDA_VISIBLE_DEVICES shows it that one alone, with device=cuda"
+    )
+
+
 def worker_count(nodes: Iterable[Node], threads: int, share: float) -> int:
     """Clients that are trained at the same time.
 

@@ -19,6 +19,7 @@ TRAINED = "trained"  # in a task: the latest round in which a real client's stat
 CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were
 FROZEN = "frozen"  # in greetings and tasks: the frozen weights' digest; in first tasks their array
 FROZEN_FOLDER = "frozen_folder"  # in a task: where the weights are, if clients share the disk
+SPLIT = "split"  # in a simulation's task: which images each client has, as a fingerprint
 CLIENTS = "clients"  # in a task: the folder for the clients' state, if they share the disk
 # Delivery of the encoder: the kind of message; in it, the texts of `encoder.json` and of the model
 # card, the size of the weights in bytes, and their array ENCODER. A client answers with one word.

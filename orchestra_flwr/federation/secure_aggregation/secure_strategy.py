@@ -45,11 +45,13 @@ SUM = "all of them"  # stands for a client where the sum does
 class SecureStrategy(OrchestraStrategy):
     """The only stage of a round of `exchange=star`; arguments as :class:`OrchestraStrategy`."""
 
-    def exchange(self, grid: Grid, timeout: float, run: str, verify: Verify | None = None) -> None:
+    def exchange(
+        self, grid: Grid, timeout: float | None, run: str, verify: Verify | None = None
+    ) -> None:
         """Runs the round and updates the model.
 
         Args:
-            timeout: seconds of each stage of the protocol.
+            timeout: seconds of each stage of the protocol; None: as long as it takes.
             verify: as for :class:`SumServer`.
 
         Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
-from orchestra_flwr.federation.messages.fields import CLIENTS, RUN
+from orchestra_flwr.federation.messages.fields import CLIENTS, RUN, SPLIT
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
@@ -141,10 +141,11 @@ class Cohorts:
             )
 
     def _state_location(self) -> dict[str, str]:
-        """For tasks: which run this is, and where clients on this machine keep their state."""
+        """For tasks: which run this is, and where clients on this machine have what is theirs."""
+        location = {SPLIT: self.members.split} if self.members.split else {}
         if not self._keep_state:
-            return {}
-        location = {RUN: run_id(self.folder.checkpoint)}
+            return location
+        location[RUN] = run_id(self.folder.checkpoint)
         if self.members.share_disk:
             location[CLIENTS] = str(self.folder.clients.resolve())
         return location

@@ -120,6 +120,7 @@ class FederationRun:
             folder.path,
             frozen_weights(self.models, members, folder),
             progress.client_asked,
+            members.share_disk,
         )
         self.timeline = Timeline.of(config, members.images, self.models.schemas)
         self.work = OutstandingWork.of(self.grid, self.federation, members, progress.round_started)

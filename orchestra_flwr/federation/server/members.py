@@ -39,6 +39,7 @@ class Members(ABC):
     names: tuple[str, ...]  # of all clients, in their order; () where they come and go
     images: dict[str, int]  # that each client has; real ones said so when they joined
     holders: set[str]  # clients that have the frozen weights; the server adds to it
+    split = ""  # a fingerprint of the images of simulated clients
     # Whether the registered key of a client of this name signed something; None: they have no keys
     verify: Verify | None = None
 
@@ -73,12 +74,14 @@ class SimulatedMembers(Members):
 
     Args:
         parts: of the images, by the clients' names.
+        split: their fingerprint, by which clients check that they have the same; "": they do not.
     """
 
     replays = True
     share_disk = True
 
-    def __init__(self, grid: Grid, parts: Mapping[str, Sized]) -> None:
+    def __init__(self, grid: Grid, parts: Mapping[str, Sized], split: str = "") -> None:
+        self.split = split
         self.names = tuple(parts)
         self.images = {name: len(part) for name, part in parts.items()}
         self.holders: set[str] = set()

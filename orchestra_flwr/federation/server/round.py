@@ -27,7 +27,8 @@ class Round:
     # Each client's number in the run, which never changes
     indices: Mapping[str, int] = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()  # of the cohort those that may not contribute
-    # For tasks: which run this is, and where clients of this machine keep their state
+    # For tasks: which run this is, where clients of this machine keep their state, and which images
+    # they have
     state_location: Mapping[str, str] = field(default_factory=dict)
     # For each real client's task: the rounds in which it was used last
     last_used: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -79,11 +80,18 @@ class Federation:
     folder: Path | None = None  # for what does not fit into memory; None: the system's
     frozen: FrozenWeights | None = None  # which nobody trains; None: all is trained
     on_asked: Callable[[str], None] = lambda client: None  # called with each that is sent a model
+    is_simulated: bool = False  # whether all clients are
 
     def __post_init__(self) -> None:
         privacy = self.config.privacy
         if privacy.noise_multiplier > 0 and not privacy.secure_aggregation and self.key is None:
             raise ValueError("noise needs a secret key")
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a stage waits for replies; None: for all, since simulated clients are in
+        time however long this machine takes (a clock knows better who is late)."""
+        return None if self.is_simulated else self.config.federation.round_timeout
 
     @property
     def schemas(self) -> Schemas:

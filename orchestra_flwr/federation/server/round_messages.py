@@ -83,8 +83,7 @@ class RoundMessages:
             yield stage
 
     def _stage(self, round_: Round, stage: Stage, report: RoundReport, number: int) -> None:
-        config = self.federation.config
-        timeout = config.federation.round_timeout
+        config, timeout = self.federation.config, self.federation.timeout
         if config.privacy.secure_aggregation:
             secure = SecureStrategy(self.federation, round_, stage, report)
             run = run_id(self.folder.checkpoint)
@@ -168,8 +167,7 @@ class RoundMessages:
         strategy = OrchestraStrategy(self.federation, now, stage, report)
         messages = strategy.configure_evaluate(round_.number)
         self.progress.round_started(round_.number, len(asked), SCORING)
-        timeout = self.federation.config.federation.round_timeout
-        replies = self.grid.send_and_receive(messages, timeout=timeout)
+        replies = self.grid.send_and_receive(messages, timeout=self.federation.timeout)
         strategy.aggregate_evaluate(round_.number, replies)
         report.unscored = self._with_reasons(report.unscored)
         for each in report.unscored:

@@ -260,7 +260,7 @@ class OrchestraStrategy(Strategy):
             dst_node_id=self.round.nodes[client],
             message_type=kind,
             group_id=str(self.round.number),
-            ttl=time_to_live(self._config.federation.round_timeout),
+            ttl=time_to_live(self.federation.timeout),
         )
 
     def _count_received_bytes(self, message: Message) -> None:

@@ -128,6 +128,17 @@ def test_each_writer_is_a_client(config, saved):
     }
 
 
+@pytest.mark.parametrize("kind", [datasets.Value("string"), datasets.ClassLabel(names=["ann"])])
+def test_images_without_an_owner_are_counted(config, saved, caplog, kind):
+    owners = ["ann", None, "ann", None]
+    if isinstance(kind, datasets.ClassLabel):
+        owners = [0, -1, 0, None]
+    images = split(4).add_column("writer", owners, feature=kind)
+    train = load_dataset(config(saved(train=images), group="writer", label="kind")).train
+    assert [file.partition("/")[0] for file in train.files] == ["ann", "None", "ann", "None"]
+    assert "2 of 4 images have none; together they count as a group" in caplog.text
+
+
 def test_groups_with_a_slash_are_no_folders_in_folders(config, saved):
     cameras = ["a/cam", "b/cam", "a/cam", "a//cam", "a%2Fcam", "50%/"]
     folder = saved(train=split(6, camera=cameras))

@@ -4,6 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
@@ -62,6 +63,24 @@ def test_what_is_wrong_with_images_is_said_once(tiny, tmp_path, caplog):
     caplog.clear()
     client_app._loaded(config.to_json())
     assert not caplog.text
+
+
+def test_a_worker_sees_the_images_that_the_server_sees(tiny, tmp_path):
+    """A successor of a lost worker may find a folder that has changed since the run began."""
+    for number in range(30):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    config = tiny("data=image_folder", f"data.root={tmp_path}", f"data.cache={tmp_path / 'cache'}",
+                  "data.train_limit=null", "data.test_limit=null", "data.image_size=16",
+                  "federation.clients=2", "partition=iid",
+                  )  # fmt: skip
+    task = {"config": config.to_json(), "client": "0", "split": load_population(config).split}
+    content = RecordDict({CONFIG: ConfigRecord(task)})
+    assert len(client_app._addressed_client(content).images) == 15
+    (tmp_path / "3.png").rename(tmp_path / "x.png")
+    client_app._addressed_client(content)  # this worker has them in memory
+    client_app.forget_images()
+    with pytest.raises(ValueError, match="images on .* are others than those that the run began"):
+        client_app._addressed_client(content)
 
 
 def test_a_client_trains_on_its_shifted_images_in_every_round(tiny):

@@ -2,12 +2,14 @@
 
 import importlib.util
 import re
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.federation.engines import auto
+from orchestra_flwr.federation.engines import auto, ray
 from orchestra_flwr.federation.engines.inline import InlineEngine
 from orchestra_flwr.federation.engines.ray import RayEngine
 from orchestra_flwr.federation.errors import FederationError
@@ -62,6 +64,22 @@ def test_one_core_is_inline(engine, cores):
     cores(3)
     assert type(engine(*long, "training.threads=2").chosen) is InlineEngine
     assert type(engine(*long).chosen) is RayEngine
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "refused"),
+    [(2, "cuda:1", True), (2, "cuda:0", True), (1, "cuda:0", False), (2, "cuda", False)],
+)
+def test_a_run_keeps_to_the_gpu_that_it_names(engine, monkeypatch, gpus, device, refused):
+    """Each worker of Ray sees one GPU, as its first."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(ray, "ray_backend", lambda config: {})
+    built = engine("federation.rounds=100", f"device={device}")
+    assert type(built.chosen) is (InlineEngine if refused else RayEngine)
+    assert ("CUDA_VISIBLE_DEVICES shows it that one" in (built.remark or "")) is refused
+    asked = engine("federation.rounds=100", f"device={device}", "engine.workers=2")
+    with pytest.raises(ConfigError, match=f"device={device} says") if refused else nullcontext():
+        asked.check_resources()
 
 
 def test_whoever_gives_an_option_of_ray_gets_ray(engine, cores):

@@ -1,5 +1,7 @@
 """Rounds that end before everybody has answered, on a virtual clock and with late messages."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,35 @@ def test_with_all_in_time_a_clock_changes_no_bit(federate, toy, clock, capsys):
     assert timed.summary["virtual_seconds"] == pytest.approx(20, abs=1e-3)
     assert "late" not in plain.records[1]["clients"] and "virtual_seconds" not in plain.summary
     assert [r["bytes_up"] for r in plain.records] == [r["bytes_up"] for r in timed.records]
+
+
+def test_without_a_clock_all_are_in_time_however_busy_the_machine_is(federate, toy, scrambled_grid):
+    """With few workers a client of a long round waits for hours until it is its turn."""
+    sent, looks = [], Counter()
+
+    def busy(app):
+        grid = scrambled_grid(app)
+        push, pull, grid.poll = grid.grid.push_messages, grid.grid.pull_messages, 0.01
+
+        def later(keys):
+            looks.update(keys)
+            return pull(keys) if min(map(looks.get, keys)) > 3 else []
+
+        def sending(messages):
+            sent.extend(messages)
+            return push(sent[-1:])
+
+        grid.grid.push_messages, grid.grid.pull_messages = sending, later
+        return grid
+
+    scored = ("evaluation.unsupervised=true", "evaluation.every=1")
+    options = ("federation.round_timeout=0.001", *scored)
+    inline = federate(toy(*options, run="inline"))
+    slow = federate(toy(*options, run="slow"), grid=busy)
+    assert all(inline.state[name].equal(slow.state[name]) for name in inline.state)
+    scores = [[each.get("unsupervised") for each in run.records] for run in (inline, slow)]
+    assert scores[0] == scores[1] and scores[0][-1]
+    assert min(message.metadata.ttl for message in sent) > 10_000
 
 
 def test_a_round_ends_with_enough_replies_and_who_is_late_is_not_asked_before_it_is_free(
