@@ -20,7 +20,8 @@ those that are finished.
 
 When a client has not worked on its task for a minute, its SuperNode answers the message with an
 error, but only if the client had fetched it: where that had failed, the SuperNode waits for the
-answer for ever, and takes no other message. Here it answers that one, too.
+answer for ever, and takes no other message. Here it answers that one, too. If the client had begun
+to give its own answer, the SuperNode waits for the rest of that for ever. Here it gives it up.
 
 A SuperNode whose server answers with an unforeseen error stops to ask for messages, or to send
 heartbeats, and stays, because a thread of it serves the socket. Here it ends, so that its client
@@ -35,8 +36,9 @@ to a port. If that ever changes, the socket does not appear, and what waits for 
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
 with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals;
 after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again;
-`_store_error_replies` answers what `is_retrieved`; `store_object` of a state in memory refuses what
-no session waits for, also where it is stored.
+`_store_error_replies` answers what `is_retrieved`; a SuperNode gives up a reply of which a part is
+deleted, and waits for one that is empty; `store_object` of a state in memory refuses what no
+session waits for, also where it is stored.
 """
 
 import os
@@ -141,7 +143,8 @@ def forget_finished_tasks() -> None:
 
 
 def answer_unfetched() -> None:
-    """Lets a SuperNode of this process answer a message, too, that its client could not fetch."""
+    """Lets a SuperNode of this process answer a message, too, that its client could not fetch, and
+    give up the answer that a client did not end."""
     module = import_module("flwr.supernode.nodestate.in_memory_nodestate")
     state: Any = module.InMemoryNodeState
     store = state._store_error_replies
@@ -149,11 +152,22 @@ def answer_unfetched() -> None:
     def _store_error_replies(self: Any, run_ids: set[int], error: Any) -> None:
         at_work = any(task.status.status != "finished" for task in [*self.task_store.values()])
         with self.lock_msg_store:
-            for entry in self.msg_store.values():
-                entry.is_retrieved |= not (at_work or entry.message.metadata.reply_to_message_id)
+            for key, entry in [] if at_work else self.msg_store.items():
+                if not entry.message.metadata.reply_to_message_id:
+                    entry.is_retrieved = True
+                elif not _is_whole(self.object_store, key):
+                    self.object_store.delete(key)
         store(self, run_ids, error)
 
     state._store_error_replies = _store_error_replies
+
+
+def _is_whole(objects: Any, key: str) -> bool:
+    """Whether all parts of a message are there; False for one that is given up."""
+    inflatable: Any = import_module("flwr.supercore.inflatable.inflatable_object")
+    parts = inflatable.iterate_object_tree(objects.get_object_tree(key)) if key in objects else ()
+    held = [objects.get(part.object_id) for part in parts]
+    return bool(held) and all(held)
 
 
 def end_with_any_thread() -> None:
