@@ -29,7 +29,8 @@ notices, and starts another one.
 
 Both store a part of a message once, and refuse it when it is sent again, as it is where the network
 failed while the answer was on its way: the sender then gave up the whole message. Here the same
-part may be sent again.
+part may be sent again. So may the head of a reply, even if the server's app has seen it meanwhile:
+a SuperNode that sends it again would be told that no part of the reply is missing.
 
 Checked against Flower 1.41 and 1.42: both programs serve by uvicorn, which prefers a socket (`uds`)
 to a port. If that ever changes, the socket does not appear, and what waits for it says so. The time
@@ -38,7 +39,8 @@ with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_coresta
 after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again;
 `_store_error_replies` answers what `is_retrieved`; a SuperNode gives up a reply of which a part is
 deleted, and waits for one that is empty; `store_object` of a state in memory refuses what no
-session waits for, also where it is stored.
+session waits for, also where it is stored; and `store_message_and_object_tree` a reply to a message
+that is answered.
 """
 
 import os
@@ -83,6 +85,7 @@ def main(arguments: list[str]) -> None:
     store_again()
     if name == "flower-superlink":
         wait_for_apps()
+        announce_again()
     else:
         forget_finished_tasks()
         answer_unfetched()
@@ -125,6 +128,27 @@ def store_again() -> None:
         return bool(object_content) and self.object_store.get(object_id) == object_content
 
     state.store_object = store_object
+
+
+def announce_again() -> None:
+    """Lets a SuperLink of this process accept the head of a reply that it has already."""
+    module: Any = import_module("flwr.server.superlink.linkstate.in_memory_linkstate")
+    state = module.InMemoryLinkState
+    store = state.store_message_and_object_tree
+
+    def store_message_and_object_tree(
+        self: Any, message: Any, object_tree: Any, session_id: str
+    ) -> tuple[bool, list[str]]:
+        stored, missing = store(self, message, object_tree, session_id)
+        if not stored:
+            objects, key = self.object_store, object_tree.object_id
+            with objects.lock_store:  # unless the reply is withdrawn, given up, or fetched
+                stored = key in objects and objects.get_object_tree(key) == object_tree
+            if stored:
+                missing = self.preregister_object_tree(object_tree, session_id)
+        return stored, missing
+
+    state.store_message_and_object_tree = store_message_and_object_tree
 
 
 def forget_finished_tasks() -> None:
