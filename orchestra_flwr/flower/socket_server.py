@@ -139,7 +139,8 @@ def announce_again() -> None:
     def store_message_and_object_tree(
         self: Any, message: Any, object_tree: Any, session_id: str
     ) -> tuple[bool, list[str]]:
-        stored, missing = store(self, message, object_tree, session_id)
+        with self._lock_object_push_sessions:  # first, as where an upload expires
+            stored, missing = store(self, message, object_tree, session_id)
         if not stored:
             objects, key = self.object_store, object_tree.object_id
             with objects.lock_store:  # unless the reply is withdrawn, given up, or fetched

@@ -1,6 +1,8 @@
 """What a SuperLink keeps of clients that do not answer: on Flower's own state and handlers."""
 
+import threading
 import time
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -284,6 +286,37 @@ def test_a_reply_that_was_given_up_is_not_taken_when_it_is_announced_again(
 
     assert [*client.upload(message, 3.0, give_up)] == []
     assert superlink.kept() == 0
+
+
+def test_an_upload_that_expires_while_another_begins_locks_nobody_out(
+    superlink, grid, patched, monkeypatch
+):
+    """Each waited for the other, and the SuperLink answered nobody any more."""
+    stalled, quick = Client(superlink, "stalled"), Client(superlink, "quick")
+    key, other = grid.push_messages(messages(stalled, quick))
+    fetched = {each: each.fetch() for each in (stalled, quick)}
+    next(stalled.upload(fetched[stalled], 1.0))  # and no other part
+    assert grid.look([key]) == {}
+    for session in superlink.state._object_push_sessions.values():
+        session.expires_at -= timedelta(seconds=200)
+    begun, store = threading.Event(), superlink.state.store_message_res
+
+    def slowly(message):
+        begun.set()
+        time.sleep(0.2)
+        return store(message)
+
+    monkeypatch.setattr(superlink.state, "store_message_res", slowly)
+    begin = threading.Thread(target=quick.answer, args=(fetched[quick], 3.0), daemon=True)
+    begin.start()
+    assert begun.wait(5)
+    look = threading.Thread(target=grid.look, args=([key],), daemon=True)
+    look.start()
+    for each in (begin, look):
+        each.join(5)
+        assert not each.is_alive()
+    (reply,) = grid.pull_messages([other])
+    assert reply.content["arrays"]["w"].numpy()[0] == 3
 
 
 def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
