@@ -131,7 +131,8 @@ def store_again() -> None:
 
 
 def announce_again() -> None:
-    """Lets a SuperLink of this process accept the head of a reply that it has already."""
+    """Lets a SuperLink of this process accept the head of a reply that it has already, and keep
+    nothing of one that it refuses."""
     module: Any = import_module("flwr.server.superlink.linkstate.in_memory_linkstate")
     state = module.InMemoryLinkState
     store = state.store_message_and_object_tree
@@ -147,6 +148,8 @@ def announce_again() -> None:
                 stored = key in objects and objects.get_object_tree(key) == object_tree
             if stored:
                 missing = self.preregister_object_tree(object_tree, session_id)
+            else:  # it would be kept until the run ends
+                self._cleanup_push_session(session_id, cleanup_messages=False)
         return stored, missing
 
     state.store_message_and_object_tree = store_message_and_object_tree

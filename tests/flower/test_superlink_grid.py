@@ -288,6 +288,18 @@ def test_a_reply_that_was_given_up_is_not_taken_when_it_is_announced_again(
     assert superlink.kept() == 0
 
 
+def test_refused_replies_leave_nothing(superlink, grid, patched):
+    """A session of each was kept, whatever a client sent, until the run ended."""
+    client = Client(superlink, "a")
+    (key,) = grid.push_messages(messages(client))
+    message = client.fetch()
+    client.answer(message, 3.0)
+    assert len([*grid.pull_messages([key])]) == 1
+    for value in (3.0, 4.0):  # again, and another one
+        assert [*client.upload(message, value)] == []
+    assert not superlink.state._object_push_sessions and superlink.kept() == 0
+
+
 def test_an_upload_that_expires_while_another_begins_locks_nobody_out(
     superlink, grid, patched, monkeypatch
 ):
