@@ -42,6 +42,21 @@ def withdrawal(push_messages: bytes) -> bytes:
     return bytes(withdrawn.SerializeToString())
 
 
+def is_own_reply(push_messages: bytes) -> bool:
+    """Whether the body of a `push-messages` holds one reply, of the very node that sends it.
+
+    A SuperLink takes any message: also one to the node itself, to another node or to the server's
+    app, as if the server had sent it.
+    """
+    try:
+        request = PushMessagesRequest.FromString(push_messages)
+        (message,) = request.messages_list
+    except (DecodeError, ValueError):  # not readable, or several
+        return False
+    metadata = message.metadata
+    return bool(metadata.reply_to_message_id) and metadata.src_node_id == request.node.node_id
+
+
 def node_of(pull_messages: bytes) -> int | None:
     """The number of the node that asks for messages; None where the body names none."""
     try:

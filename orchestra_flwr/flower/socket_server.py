@@ -20,7 +20,8 @@ those that are finished.
 
 When a client has not worked on its task for a minute, its SuperNode answers the message with an
 error, but only if the client had fetched it: where that had failed, the SuperNode waits for the
-answer for ever, and takes no other message. Here it answers that one, too.
+answer for ever, and takes no other message. Here it answers that one, too. If the client had begun
+to give its own answer, the SuperNode waits for the rest of that for ever. Here it gives it up.
 
 A SuperNode whose server answers with an unforeseen error stops to ask for messages, or to send
 heartbeats, and stays, because a thread of it serves the socket. Here it ends, so that its client
@@ -28,15 +29,18 @@ notices, and starts another one.
 
 Both store a part of a message once, and refuse it when it is sent again, as it is where the network
 failed while the answer was on its way: the sender then gave up the whole message. Here the same
-part may be sent again.
+part may be sent again. So may the head of a reply, even if the server's app has seen it meanwhile:
+a SuperNode that sends it again would be told that no part of the reply is missing.
 
 Checked against Flower 1.41 and 1.42: both programs serve by uvicorn, which prefers a socket (`uds`)
 to a port. If that ever changes, the socket does not appear, and what waits for it says so. The time
 that a SuperNode signs is that of `now` in `flwr.supernode.node_auth_http_interceptor`; the patience
 with apps is `HEARTBEAT_PATIENCE` in `flwr.supercore.corestate.in_memory_corestate`, in intervals;
 after `finish_task` of a SuperNode's state nobody reads a task of its `task_store` again;
-`_store_error_replies` answers what `is_retrieved`; `store_object` of a state in memory refuses what
-no session waits for, also where it is stored.
+`_store_error_replies` answers what `is_retrieved`; a SuperNode gives up a reply of which a part is
+deleted, and waits for one that is empty; `store_object` of a state in memory refuses what no
+session waits for, also where it is stored; and `store_message_and_object_tree` a reply to a message
+that is answered.
 """
 
 import os
@@ -81,6 +85,7 @@ def main(arguments: list[str]) -> None:
     store_again()
     if name == "flower-superlink":
         wait_for_apps()
+        announce_again()
     else:
         forget_finished_tasks()
         answer_unfetched()
@@ -125,6 +130,31 @@ def store_again() -> None:
     state.store_object = store_object
 
 
+def announce_again() -> None:
+    """Lets a SuperLink of this process accept the head of a reply that it has already, and keep
+    nothing of one that it refuses."""
+    module: Any = import_module("flwr.server.superlink.linkstate.in_memory_linkstate")
+    state = module.InMemoryLinkState
+    store = state.store_message_and_object_tree
+
+    def store_message_and_object_tree(
+        self: Any, message: Any, object_tree: Any, session_id: str
+    ) -> tuple[bool, list[str]]:
+        with self._lock_object_push_sessions:  # first, as where an upload expires
+            stored, missing = store(self, message, object_tree, session_id)
+        if not stored:
+            objects, key = self.object_store, object_tree.object_id
+            with objects.lock_store:  # unless the reply is withdrawn, given up, or fetched
+                stored = key in objects and objects.get_object_tree(key) == object_tree
+            if stored:
+                missing = self.preregister_object_tree(object_tree, session_id)
+            else:  # it would be kept until the run ends
+                self._cleanup_push_session(session_id, cleanup_messages=False)
+        return stored, missing
+
+    state.store_message_and_object_tree = store_message_and_object_tree
+
+
 def forget_finished_tasks() -> None:
     """Lets a SuperNode of this process forget each task that is finished."""
     state: Any = import_module("flwr.supernode.nodestate.in_memory_nodestate").InMemoryNodeState
@@ -141,7 +171,8 @@ def forget_finished_tasks() -> None:
 
 
 def answer_unfetched() -> None:
-    """Lets a SuperNode of this process answer a message, too, that its client could not fetch."""
+    """Lets a SuperNode of this process answer a message, too, that its client could not fetch, and
+    give up the answer that a client did not end."""
     module = import_module("flwr.supernode.nodestate.in_memory_nodestate")
     state: Any = module.InMemoryNodeState
     store = state._store_error_replies
@@ -149,11 +180,22 @@ def answer_unfetched() -> None:
     def _store_error_replies(self: Any, run_ids: set[int], error: Any) -> None:
         at_work = any(task.status.status != "finished" for task in [*self.task_store.values()])
         with self.lock_msg_store:
-            for entry in self.msg_store.values():
-                entry.is_retrieved |= not (at_work or entry.message.metadata.reply_to_message_id)
+            for key, entry in [] if at_work else self.msg_store.items():
+                if not entry.message.metadata.reply_to_message_id:
+                    entry.is_retrieved = True
+                elif not _is_whole(self.object_store, key):
+                    self.object_store.delete(key)
         store(self, run_ids, error)
 
     state._store_error_replies = _store_error_replies
+
+
+def _is_whole(objects: Any, key: str) -> bool:
+    """Whether all parts of a message are there; False for one that is given up."""
+    inflatable: Any = import_module("flwr.supercore.inflatable.inflatable_object")
+    parts = inflatable.iterate_object_tree(objects.get_object_tree(key)) if key in objects else ()
+    held = [objects.get(part.object_id) for part in parts]
+    return bool(held) and all(held)
 
 
 def end_with_any_thread() -> None:

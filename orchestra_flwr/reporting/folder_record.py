@@ -6,6 +6,7 @@ results that belong to neither run.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class FolderRecord:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._config = read_config_file(folder / "config.yaml")
+        self._grown = {name: _Growing(folder / name) for name in GROWING}
 
     def to_json(self) -> str:
         """The folder as it is now, for the checkpoint.
@@ -52,8 +54,9 @@ class FolderRecord:
         Raises:
             OSError: a file cannot be read.
         """
-        paths = {name: self._folder / name for name in (*GROWING, *FIXED)}
-        files = {name: _entry(path.read_bytes()) for name, path in paths.items() if path.is_file()}
+        files = {name: each.entry() for name, each in self._grown.items() if each.path.is_file()}
+        paths = {name: self._folder / name for name in FIXED}
+        files |= {name: _entry(path.read_bytes()) for name, path in paths.items() if path.is_file()}
         return json.dumps({"config": self._config, "files": files}, default=str)
 
 
@@ -99,6 +102,28 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
                 f"{folder / name} {wrong} since the checkpoint; put back what it held, "
                 "or start a new run"
             )
+
+
+class _Growing:
+    """A file that only grows: after each round no more is read than what came."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = self._bytes = self._lines = 0
+        self._digest = hashlib.sha256()
+
+    def entry(self) -> dict[str, Any]:
+        """The record's entry, as of :func:`_entry`."""
+        with self.path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_ino != self._inode or about.st_size < self._bytes:  # it was replaced
+                self._inode, self._bytes, self._lines = about.st_ino, 0, 0
+                self._digest = hashlib.sha256()
+            file.seek(self._bytes)
+            data = file.read()
+        self._bytes, self._lines = self._bytes + len(data), self._lines + data.count(b"\n")
+        self._digest.update(data)
+        return {"bytes": self._bytes, "lines": self._lines, "sha256": self._digest.hexdigest()}
 
 
 def _entry(data: bytes) -> dict[str, Any]:

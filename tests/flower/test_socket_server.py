@@ -203,6 +203,85 @@ def test_a_message_that_a_client_could_not_fetch_is_answered_for_it():
     assert done.stdout.splitlines() == ["True 0", "1"]
 
 
+# A client that stored the first part of its answer, and then no more; its SuperNode sends it on.
+HALF = """
+import runpy, sys
+module = runpy.run_path(sys.argv[1])
+module["forget_finished_tasks"]()
+module["answer_unfetched"]()
+from datetime import timedelta
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushAppMessagesRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate import in_memory_corestate
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from flwr.supernode.servicer.runtime import runtime_handlers
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+state, now = InMemoryNodeState(InMemoryObjectStore()), in_memory_corestate.now
+asked = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+message = Message(RecordDict({"c": ConfigRecord({"n": 1})}), 1, "train")
+message.metadata.__dict__["_message_id"] = message.object_id
+state.create_task(TaskType.CLIENT_APP, run_id=1)
+acquired = runtime_handlers.acquire_task(asked, state)
+assert state.activate_task(acquired.task.task_id)
+state.store_message(message)
+assert state.get_messages_legacy(is_reply=False)
+answer = RecordDict({"a": ConfigRecord({"a": 1}), "b": ConfigRecord({"b": 2})})
+reply = Message(answer, reply_to=message)
+reply.metadata.__dict__["_message_id"] = reply.object_id
+head, tree = message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)
+begun = PushAppMessagesRequest(messages_list=[head], message_object_trees=[tree])
+stored = runtime_handlers.push_messages(begun, state, acquired.task)
+parts = get_all_nested_objects(reply)
+there = [*stored.objects_to_push][: int(sys.argv[2])]
+for key in there:
+    assert state.store_object(1, stored.session_id, key, parts[key].deflate())
+
+class Time:
+    def sleep(seconds):  # it waits for the rest, while the client asks for work
+        if silent:
+            in_memory_corestate.now = lambda: now() + timedelta(seconds=61)
+        silent.append(seconds)
+        if len(silent) == 5:
+            raise SystemExit("it waits for ever")
+        runtime_handlers.acquire_task(asked, state)
+
+silent, sent = [], []
+start_client_internal.time = Time
+
+def push(run, session, key, content):
+    if len(there) == len(parts):  # slowly, after the client has gone silent
+        Time.sleep(1)
+        silent[1:] = []
+    if not content:
+        raise ValueError("there is no such part any more")
+    sent.append(key)
+
+send = lambda *reply: (set(parts), "")
+start_client_internal._push_messages(state, state.object_store, send, push)
+print(len(sent), len(state.msg_store), len(state.object_store))
+"""
+
+
+@pytest.mark.parametrize("stored", [1, 4])
+def test_an_answer_that_a_client_did_not_end_is_given_up(stored):
+    """Its SuperNode waited for the rest of it for ever: it took no other message, and looked well.
+    One that is there whole is sent."""
+    done = subprocess.run(
+        [sys.executable, "-c", HALF, socket_server.__file__, str(stored)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    sent, *left = map(int, done.stdout.splitlines()[-1].split())
+    assert left == [0, 0]
+    assert (sent == 4) == (stored == 4)
+
+
 # A SuperNode that does not ask for messages any more, or whose thread for heartbeats has ended.
 FAIL = """
 import runpy, sys, threading, time, types

@@ -1,6 +1,8 @@
 """What a SuperLink keeps of clients that do not answer: on Flower's own state and handlers."""
 
+import threading
 import time
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -32,7 +34,7 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from orchestra_flwr.flower import streaming_grid, superlink_grid
+from orchestra_flwr.flower import socket_server, streaming_grid, superlink_grid
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 
 FLOATS = 10_000
@@ -105,8 +107,11 @@ class Client:
         """Pushes a model as the reply."""
         assert all(self.upload(message, value))
 
-    def upload(self, message, value):
-        """As :meth:`answer`, one part at a time; yields whether it was stored."""
+    def upload(self, message, value, meanwhile=None):
+        """As :meth:`answer`, one part at a time; yields whether it was stored.
+
+        `meanwhile` happens before the announcement is sent again, as its receipt was lost.
+        """
         reply = Message(model(value), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         request = PushMessagesRequest(
@@ -115,6 +120,9 @@ class Client:
             message_object_trees=[get_object_tree(reply)],
         )
         answer = fleet_handlers.push_messages(request, self.superlink.state)
+        if meanwhile:
+            meanwhile()
+            answer = fleet_handlers.push_messages(request, self.superlink.state)
         objects = get_all_nested_objects(reply)
         for object_id in answer.objects_to_push:
             push = PushObjectRequest(
@@ -242,6 +250,85 @@ def test_a_reply_that_came_too_late_is_deleted_in_the_next_round(superlink, grid
     assert reply.content["arrays"]["w"].numpy()[0] == 3
     assert superlink.kept() == 0
     assert not grid._given_up
+
+
+@pytest.fixture
+def patched(superlink, monkeypatch):
+    """Flower's state as a SuperLink that a server starts has it."""
+    name = "store_message_and_object_tree"
+    monkeypatch.setattr(InMemoryLinkState, name, getattr(InMemoryLinkState, name))
+    socket_server.announce_again()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_reply_may_be_announced_twice(superlink, grid, patched, seen):
+    """The server's app has seen it meanwhile: the client was told that nothing of it is missing,
+    sent nothing, and the round waited for it in vain."""
+    client = Client(superlink, "a")
+    (key,) = grid.push_messages(messages(client))
+    parts = client.upload(client.fetch(), 3.0, lambda: grid.begun([key] * seen))
+    assert len([*parts]) == 5
+    (reply,) = grid.pull_messages([key])
+    assert reply.content["arrays"]["w"].numpy()[0] == 3
+    assert superlink.kept() == 0 and not superlink.state._object_push_sessions
+
+
+def test_a_reply_that_was_given_up_is_not_taken_when_it_is_announced_again(
+    superlink, grid, patched
+):
+    client = Client(superlink, "a")
+    (key,) = grid.push_messages(messages(client))
+    message = client.fetch()
+
+    def give_up():
+        grid.begun([key])
+        grid.give_up(key)
+
+    assert [*client.upload(message, 3.0, give_up)] == []
+    assert superlink.kept() == 0
+
+
+def test_refused_replies_leave_nothing(superlink, grid, patched):
+    """A session of each was kept, whatever a client sent, until the run ended."""
+    client = Client(superlink, "a")
+    (key,) = grid.push_messages(messages(client))
+    message = client.fetch()
+    client.answer(message, 3.0)
+    assert len([*grid.pull_messages([key])]) == 1
+    for value in (3.0, 4.0):  # again, and another one
+        assert [*client.upload(message, value)] == []
+    assert not superlink.state._object_push_sessions and superlink.kept() == 0
+
+
+def test_an_upload_that_expires_while_another_begins_locks_nobody_out(
+    superlink, grid, patched, monkeypatch
+):
+    """Each waited for the other, and the SuperLink answered nobody any more."""
+    stalled, quick = Client(superlink, "stalled"), Client(superlink, "quick")
+    key, other = grid.push_messages(messages(stalled, quick))
+    fetched = {each: each.fetch() for each in (stalled, quick)}
+    next(stalled.upload(fetched[stalled], 1.0))  # and no other part
+    assert grid.look([key]) == {}
+    for session in superlink.state._object_push_sessions.values():
+        session.expires_at -= timedelta(seconds=200)
+    begun, store = threading.Event(), superlink.state.store_message_res
+
+    def slowly(message):
+        begun.set()
+        time.sleep(0.2)
+        return store(message)
+
+    monkeypatch.setattr(superlink.state, "store_message_res", slowly)
+    begin = threading.Thread(target=quick.answer, args=(fetched[quick], 3.0), daemon=True)
+    begin.start()
+    assert begun.wait(5)
+    look = threading.Thread(target=grid.look, args=([key],), daemon=True)
+    look.start()
+    for each in (begin, look):
+        each.join(5)
+        assert not each.is_alive()
+    (reply,) = grid.pull_messages([other])
+    assert reply.content["arrays"]["w"].numpy()[0] == 3
 
 
 def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):

@@ -201,3 +201,12 @@ def test_the_record_follows_a_growing_file(config, tmp_path):
         folder.append_metrics({"round": number})
         assert record.to_json() == FolderRecord(folder.path).to_json()
     assert json.loads(record.to_json())["files"]["metrics.jsonl"]["lines"] == 3
+    folder.truncate_after(1)
+    assert record.to_json() == FolderRecord(folder.path).to_json()
+    lines = folder.metrics.read_bytes()
+    with folder.metrics.open("r+b") as file:
+        file.write(lines.replace(b"0", b"7"))
+    folder.append_metrics({"round": 2})
+    folder.checkpoint.mkdir()
+    checkpoint(folder, record.to_json())
+    assert "metrics.jsonl was changed since the checkpoint" in refusal(folder)

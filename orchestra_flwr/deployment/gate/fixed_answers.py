@@ -7,7 +7,9 @@ BUSY = "the SuperLink has more to do than it can: clients wait, and try again by
 # SuperNode prints the code and ends; at a 401 it signs off and ends, even in the middle of a round.
 UNKNOWN_KEY, UNKNOWN_KEY_REGISTERS, NOT_ACTIVATED = 401, 412, 2004
 TOO_LARGE = 413  # said to a registered client: the rest of its request is waited for
+NO_REPLY = 400
 REFUSED = {
+    NO_REPLY: "Only replies are taken.",
     UNKNOWN_KEY: "This key is not registered.",
     UNKNOWN_KEY_REGISTERS: "This key is not registered.",
     404: "Not found.",

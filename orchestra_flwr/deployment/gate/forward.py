@@ -33,7 +33,7 @@ from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
-from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, node_of, withdrawal
+from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, is_own_reply, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 ANEW_SECONDS = 60.0  # in which a client from before the server's restart connects again
@@ -181,8 +181,15 @@ class Forwarder:
         return last is not None and not last.received and last.request == body
 
     async def _push_messages(self, call: Call) -> None:
-        """Stores the request: it names the reply, which may have to be withdrawn."""
+        """Stores the request: it names the reply, which may have to be withdrawn.
+
+        No other message is passed on: one that a client sends to itself would renew its budget.
+        """
         body = await call.whole_body()
+        if not is_own_reply(body):
+            text = f"{self._who(call)} sent a message that is no reply of its own"
+            await self._refuse(call, answers.NO_REPLY, "reply", text)
+            return
         response = await self._forward(call, body)
         delivery = self._deliveries.get(call.key)
         if delivery is not None and _accepted(response):

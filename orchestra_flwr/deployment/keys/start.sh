@@ -26,7 +26,7 @@ has_package() {
 }
 
 install() {
-    set -- ./*.whl
+    set -- ./orchestra_flwr-"$version"-*.whl
     [ -e "$1" ] || end "orchestra_flwr $version is not installed: install it, or put its wheel (orchestra_flwr-$version-py3-none-any.whl) beside start.sh"
     echo "installing $1 into $PWD/.venv"
     [ -x .venv/bin/python ] || "$base" -m venv .venv

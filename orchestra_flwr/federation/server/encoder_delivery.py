@@ -101,12 +101,12 @@ class EncoderDelivery:
         same = self.before if self.before and self.before.get("sha256") == digest else {}
         expected = self.members.met | {*same.get("away", ())}
         answers = self._send(self.folder.encoder, wait=self.wait, expected=expected)
-        away = (self.members.met | expected) - answers.keys()
+        away = self._able(self.members.met | expected) - answers.keys()
         self._report(answers, away)
         holders = {name for name, word in answers.items() if word == STORED}
         without = {*away, *answers} - holders
         holders |= {*same.get("clients", ())} - without  # those that have not been met since
-        without |= {*same.get("without", ())} - holders
+        without |= self._able({*same.get("without", ())}) - holders
         return {
             "sha256": digest,
             "clients": sorted(holders),
@@ -145,7 +145,7 @@ class EncoderDelivery:
                 found |= dict.fromkeys(wanted, "")
                 found |= dict(self._ask(wanted, content, self.config.federation.round_timeout))
             answers |= {name: word for name, word in found.items() if word}
-            missing = (self.members.met | expected) - answers.keys()
+            missing = self._able(self.members.met | expected) - answers.keys()
             over = not missing and len(answers) >= (self.config.federation.min_clients or 0)
             over &= not self.members.some_are_new
             over |= time.monotonic() >= deadline
@@ -158,6 +158,11 @@ class EncoderDelivery:
                 names = named(sorted(missing), MOST_NAMES)
                 self.show(f"waiting for {names}, to send the encoder; at most {wait:g} s")
             time.sleep(POLL_SECONDS)
+
+    def _able(self, names: Set[str]) -> Set[str]:
+        """Those of the clients that can come: not those whose keys were revoked."""
+        keys = self.members.keys()
+        return names if keys is None else names & {*keys.values()}
 
     def _ask(
         self, nodes: Mapping[str, int], content: RecordDict, timeout: float

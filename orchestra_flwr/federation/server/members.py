@@ -15,6 +15,7 @@ from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
 from orchestra_flwr.federation.messages.fields import CONFIG, FROZEN, REGISTERED
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
+from orchestra_flwr.flower.fleet import time_to_live
 from orchestra_flwr.flower.reply_upload import UnreadableReplyError
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
@@ -258,7 +259,10 @@ class ConnectedMembers(Members):
         for node in turn:
             name = self._registered[node]
             greeting = ConfigRecord({**self.greeting, REGISTERED: name}) if name else self.greeting
-            message = Message(RecordDict({CONFIG: greeting}), node, MessageType.QUERY)
+            # One that is given up stays at the SuperLink until it has expired, and a client that is
+            # free again is given all that are there before the latest.
+            ttl = time_to_live(MAX_RETRY_SECONDS)
+            message = Message(RecordDict({CONFIG: greeting}), node, MessageType.QUERY, ttl=ttl)
             for message_id in self.grid.push_messages([message]):
                 self._greeted[node] = (message_id, time.monotonic())
 

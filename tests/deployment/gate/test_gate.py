@@ -468,7 +468,10 @@ def test_a_stranger_cannot_write_the_log(client):
 def test_a_request_has_a_limit_and_the_connection_goes_on(path, limit, client, superlink, test):
     with contextlib.closing(client.connection()) as made:
         for size, status in ((limit + 1, 413), (limit, 200)):
-            made.request("POST", path, bytes(size), key_header(b"new") | {"flwr-test": test})
+            body = bytes(size)
+            if path == PUSH_MESSAGES:
+                body = push_messages("x" * (2 * size - len(push_messages("x" * size))))
+            made.request("POST", path, body, key_header(b"new") | {"flwr-test": test})
             response = made.getresponse()
             assert (response.status, bool(response.read())) == (status, True)
     assert [len(r[3]) for r in superlink.seen(test)] == [limit]
@@ -478,15 +481,36 @@ def test_a_request_has_a_limit_and_the_connection_goes_on(path, limit, client, s
 # The budget of a reply
 
 
-def push_messages(reply):
+def push_messages(reply, to="a message", node=3, count=1):
     from flwr.proto.fleet_pb2 import PushMessagesRequest
     from flwr.proto.message_pb2 import Message, Metadata
     from flwr.proto.node_pb2 import Node
 
-    metadata = Metadata(run_id=7, message_id=reply)
+    metadata = Metadata(run_id=7, message_id=reply, src_node_id=node, reply_to_message_id=to)
     return PushMessagesRequest(
-        node=Node(node_id=3), messages_list=[Message(metadata=metadata)]
+        node=Node(node_id=3), messages_list=[Message(metadata=metadata)] * count
     ).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        push_messages("to itself or another client, as the server", to="", node=1),
+        push_messages("to anybody", to=""),
+        push_messages("for another client", node=4),
+        push_messages("one by one", count=2),
+        push_messages("", count=0),
+        b"no message at all",
+    ],
+)
+def test_a_client_sends_nothing_but_its_own_replies(client, superlink, test, body):
+    """A SuperLink passes on what looks like the server's: to another client, or to the sender,
+    which so had a new budget whenever it liked."""
+    key = key_header(b"sender " + KEY) | {"flwr-test": test}
+    assert client.request("POST", PUSH_MESSAGES, body, key)[0] == 400
+    assert not superlink.seen(test)
+    assert "sent a message that is no reply of its own" in client.line()
+    assert client.request("POST", PUSH_MESSAGES, push_messages("its reply"), key)[0] == 200
 
 
 def test_a_reply_has_a_budget(client, superlink, test):

@@ -172,3 +172,27 @@ def test_a_python_that_is_none_or_lacks_the_package_is_said_in_one_line(keys, se
     done = start(folder, f"data.root={folder}", PYTHON="/bin/false")
     assert done.returncode == 2 and "must be Python 3.11 or newer" in done.stderr
     assert not (folder / "security" / "client.key").exists()
+
+
+PYTHON = """#!/bin/sh
+case $* in
+*"-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+*"pip install"*) echo "$@" >>installed ;;
+*orchestra_flwr.__version__*) exit 1 ;;
+esac
+"""
+
+
+def test_beside_the_wheel_of_an_earlier_version_its_own_is_installed(keys, security, tmp_path):
+    """The site was upgraded: the new zip was unpacked over the old folder."""
+    assert keys("site", "name=a", SERVER)[0] == 0
+    folder, python = security / "sites" / "a", tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o700)
+    (folder / "orchestra_flwr-0.0.1-py3-none-any.whl").touch()
+    done = start(folder, f"data.root={folder}", PYTHON=str(python))
+    assert done.returncode == 2 and f"orchestra_flwr {__version__} is not" in done.stderr
+    own = folder / f"orchestra_flwr-{__version__}-py3-none-any.whl"
+    own.touch()
+    assert start(folder, f"data.root={folder}", PYTHON=str(python)).returncode == 0
+    assert (folder / "installed").read_text() == f"-m pip install --quiet ./{own.name}\n"

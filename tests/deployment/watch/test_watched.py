@@ -187,5 +187,25 @@ def test_dashboard_and_alerts_ask_for_figures_that_there_are(everything, client)
             ), (name, inside)
 
 
+@pytest.mark.parametrize(
+    ("mean", "now", "rises"),
+    [
+        (2.0, 2.9, False),
+        (2.0, 3.1, True),
+        (-0.9, -0.95, False),
+        (-0.9, -0.5, False),
+        (-0.9, 0, True),
+    ],
+)
+def test_only_a_loss_that_rises_is_an_alarm(mean, now, rises):
+    """That of byol, simsiam, spectral or specloss is negative: the alarm never ended."""
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    (rule,) = (rule["expr"] for rule in rules if rule["alert"] == "OrchestraLossRises")
+    loss = 'orchestra_loss{part="total"}'
+    rule = rule.replace(f"avg_over_time({loss}[1d])", f"({mean})").replace(loss, f"({now})")
+    assert re.fullmatch(r"[-+*<>().0-9 abs]+", rule)
+    assert eval(rule) is rises  # noqa: S307 (a rule of ours)
+
+
 def test_a_client_says_what_it_does_with_every_kind_of_message():
     assert DOING.keys() == ClientWorker.KINDS.keys()

@@ -28,6 +28,11 @@ class Network:
         self.met, self.late = set(words), set()
         self.sent, self.lost, self.looks, self.away_until = [], set(), 0, {}
         self.new_until, self.verify = 0, lambda *signed: True
+        self.revoked = set()
+
+    def keys(self):
+        registered = {*self.words, *"abcd"} - self.revoked
+        return {name.encode(): name for name in registered}
 
     @property
     def some_are_new(self):
@@ -110,6 +115,19 @@ def test_one_that_comes_back_gets_it_and_one_that_stays_away_is_named(deliver, f
     sent = delivery.at_the_end()
     assert (sent["clients"], sent["without"]) == (["a"], ["b"])
     assert f"because they were away: b; resume={folder.path} sends it once more" in shown[-1]
+
+
+def test_a_client_whose_key_was_revoked_is_not_waited_for(deliver, folder):
+    """For as long as share.wait says, though it cannot come, and then called away."""
+    away = {"sha256": file_sha256(folder.encoder), "without": ["b"], "away": ["b"]}
+    folder.write_summary({"encoder_sent": away})
+    network = Network(a=["wanted", "stored"], b=[])
+    network.away_until = {"b": 10**9}
+    network.revoked = {"b"}
+    delivery, shown = deliver(network, wait=3600)
+    sent = delivery.at_the_end()
+    assert (sent["clients"], sent["without"], sent["away"]) == (["a"], [], [])
+    assert shown == ["the encoder is with a"]
 
 
 def test_one_that_has_just_come_when_all_others_have_it_is_waited_for(deliver):

@@ -288,6 +288,25 @@ def test_a_greeting_that_was_lost_is_sent_again_and_holds_up_nobody(network, mem
     assert here.present() == {"a": 7, "b": 8}
 
 
+def test_greetings_of_a_long_silence_do_not_come_before_the_one_that_counts(
+    network, members, monkeypatch
+):
+    """After a day's work there were 130, each of which a client asked for, and did not get."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    network.join(7, "a")
+    here = members()
+    here.present()
+    here.mark_late(["a"])
+    expire = []
+    for _ in range(2880):
+        now += 30
+        here.present()
+        expire += [now + each.metadata.ttl for each in network.sent[len(expire) :]]
+    assert len(expire) > 250 and sum(when > now for when in expire) < 20
+    assert network.sent[-1].metadata.ttl > 3600 + 300  # clocks may differ by an hour
+
+
 def test_two_that_come_and_go_by_turns_hold_up_nobody_for_long(network, members, monkeypatch):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
