@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import httpx
 from flwr.supercore.retry import RetryInvoker, RetryState, exponential
 
+from orchestra_flwr.flower.program_faults import PATIENCE_SECONDS
 from orchestra_flwr.flower.socket_client import HOST
-from orchestra_flwr.flower.socket_server import PATIENCE_SECONDS
 from orchestra_flwr.flower.streaming_grid import EngineStoppedError
 
 NOTICE_SECONDS = 10.0  # a request that has failed for so long is reported

@@ -34,7 +34,7 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from orchestra_flwr.flower import socket_server, streaming_grid, superlink_grid
+from orchestra_flwr.flower import program_faults, streaming_grid, superlink_grid
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 
 FLOATS = 10_000
@@ -257,7 +257,7 @@ def patched(superlink, monkeypatch):
     """Flower's state as a SuperLink that a server starts has it."""
     name = "store_message_and_object_tree"
     monkeypatch.setattr(InMemoryLinkState, name, getattr(InMemoryLinkState, name))
-    socket_server.announce_again()
+    program_faults.announce_again()
 
 
 @pytest.mark.parametrize("seen", [False, True])
