@@ -13,12 +13,11 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from orchestra_flwr.config.choices import DataConfig
-from orchestra_flwr.config.reading.hydra_overrides import rooms_of
+from orchestra_flwr.config.reading.hydra_overrides import options_of_chosen
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse, section_keys
 from orchestra_flwr.config.user_packages import packages_in
-from orchestra_flwr.plugins import PluginError
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +42,7 @@ def chosen_by_data(
         group, _, option = key.partition(".")
         if key in said or key in common or group not in said:
             return key not in said
-        name = (values.get(group) or {}).get("name")
-        room, packages = rooms_of(section).get(group), packages_in(values.get("plugins"))
-        with suppress(PluginError):  # the run itself will say what is wrong
-            plugin = room.get(str(name), packages) if room else None
-            return plugin is not None and option in plugin.Settings.model_fields
-        return False
+        return option in (options_of_chosen(section, values, group) or ())
 
     def unsaid(lines: Sequence[str]) -> dict[str, Override]:
         """The last override of each key that the command leaves open."""

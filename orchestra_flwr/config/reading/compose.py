@@ -5,6 +5,7 @@ import functools
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from orchestra_flwr.config.reading.hydra_overrides import (
     conf_folders_of,
     file_groups,
     for_hydra,
+    options_of_chosen,
     rooms_of,
 )
 from orchestra_flwr.config.reading.key_descriptions import Described
@@ -117,18 +119,13 @@ def without_options_of_others(overrides: Sequence[str], shared: Sequence[str]) -
 
     def is_of_another(key: str) -> bool:
         group, _, option = key.partition(".")
-        chosen = values.get(group)
-        name = chosen.get("name") if isinstance(chosen, dict) else None
-        if group not in rooms or option in ("", *_common_options(group)):
+        own = options_of_chosen(Config, values, group)
+        if own is None or option in ("", *own, *_common_options(group)):
             return False
-        try:
-            plugin = rooms[group].get(str(name), packages)
-            if plugin is None or option in plugin.Settings.model_fields:
-                return False
+        with suppress(PluginError):
             others = rooms[group].found(packages).values()
-        except PluginError:
-            return False
-        return any(option in other.Settings.model_fields for other in others)
+            return any(option in other.Settings.model_fields for other in others)
+        return False
 
     return [
         text

@@ -1,7 +1,9 @@
 """Overrides in Hydra's form, also of plug-ins and options that no file of `conf/` has."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 
@@ -75,6 +77,19 @@ def rooms_of(section: type[Section]) -> dict[str, Room]:
         for name, field in section.model_fields.items()
     }
     return {name: room for name, room in rooms.items() if room is not None}
+
+
+def options_of_chosen(
+    section: type[Section], values: Mapping[str, Any], group: str
+) -> Collection[str] | None:
+    """The own options of the plug-in that composed values choose; None: there is no such one."""
+    room, chosen = rooms_of(section).get(group), values.get(group)
+    if room is None or not isinstance(chosen, Mapping):
+        return None
+    with suppress(PluginError):  # the run itself will say what is wrong
+        plugin = room.get(str(chosen.get("name")), packages_in(values.get("plugins")))
+        return None if plugin is None else plugin.Settings.model_fields
+    return None
 
 
 def _lines(
