@@ -50,6 +50,20 @@ def has_good_clock(headers: Mapping[bytes, bytes]) -> bool:
     return -MAX_AGE < clock_error(headers) < MAX_AHEAD
 
 
+def why_refused(who: str, headers: Mapping[bytes, bytes], status: int) -> str:
+    """Why the SuperLink refused a client, in words: its answers name no reason."""
+    ahead = clock_error(headers)
+    if status == 401 and not has_good_clock(headers):
+        way, limit = ("ahead", MAX_AHEAD) if ahead > 0 else ("behind", MAX_AGE)
+        return f"{who}: its clock is {abs(ahead):.0f} s {way}, at most {limit:g} are allowed"
+    if status == 401:
+        return f"{who}: its signature does not fit, or the SuperLink no longer knows it"
+    return (
+        f"{who} is connected already: a second client with that key, or one that was killed "
+        "and came back within a minute (it may try again then)"
+    )
+
+
 def is_signed(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the claimed key has signed the time, lately, as a SuperLink demands.
 

@@ -19,6 +19,7 @@ from orchestra_flwr.deployment.gate.client_identity import (
     fingerprint,
     has_good_clock,
     is_signed,
+    why_refused,
 )
 from orchestra_flwr.deployment.gate.fleet_methods import (
     DEACTIVATE,
@@ -33,7 +34,7 @@ from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
 from orchestra_flwr.deployment.gate.waiting import Waiting
-from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, is_own_reply, node_of, withdrawal
+from orchestra_flwr.flower.fleet import MAX_AGE, is_own_reply, node_of, withdrawal
 
 _log = logging.getLogger(__name__)
 ANEW_SECONDS = 60.0  # in which a client from before the server's restart connects again
@@ -317,7 +318,8 @@ class Forwarder:
             text = f"{self._who(call)} was connected before this server started, and connects again"
             self._refusals.note(call.peer, "anew", text)
         elif response.status == 401 or (response.status == 412 and call.path in REGISTRATION_PATHS):
-            self._refusals.report(call.peer, "key", self._why(call, response.status))
+            why = why_refused(self._who(call), call.headers, response.status)
+            self._refusals.report(call.peer, "key", why)
 
     def _may_be_of_before(self, call: Call) -> bool:
         """Whether a client that the SuperLink refuses may have been connected before its start.
@@ -367,20 +369,6 @@ class Forwarder:
     def _who(self, call: Call) -> str:
         name = self._names().get(call.key) if self._names is not None else None
         return f"key {fingerprint(call.key)}" if name is None else f"client {name}"
-
-    def _why(self, call: Call, status: int) -> str:
-        """Why the SuperLink refused a client, in words: its answers name no reason."""
-        who = self._who(call)
-        ahead = clock_error(call.headers)
-        if status == 401 and not has_good_clock(call.headers):
-            way, limit = ("ahead", MAX_AHEAD) if ahead > 0 else ("behind", MAX_AGE)
-            return f"{who}: its clock is {abs(ahead):.0f} s {way}, at most {limit:g} are allowed"
-        if status == 401:
-            return f"{who}: its signature does not fit, or the SuperLink no longer knows it"
-        return (
-            f"{who} is connected already: a second client with that key, or one that was killed "
-            "and came back within a minute (it may try again then)"
-        )
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
