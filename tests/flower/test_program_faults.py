@@ -7,6 +7,13 @@ import pytest
 
 from orchestra_flwr.flower import program_faults
 
+
+def printed_by(script, *arguments):
+    """What a script prints in a process of its own, whose classes it may change."""
+    command = [sys.executable, "-c", script, program_faults.__file__, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 # What a SuperLink does when an app begins its task, and then hears nothing of it.
 BEGIN = """
 import runpy, sys
@@ -30,11 +37,8 @@ for begun in (state.activate_task, state.acknowledge_task_heartbeat):
 
 def test_a_superlink_takes_no_app_for_dead_that_is_late():
     """A minute is soon over where a machine is overloaded, or was suspended."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN, program_faults.__file__],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    first, renewed = map(float, done.stdout.split())
+    printed = printed_by(BEGIN)
+    first, renewed = map(float, printed.split())
     assert 590 < first <= program_faults.PATIENCE_SECONDS
     assert 590 < renewed <= program_faults.PATIENCE_SECONDS
 
@@ -69,11 +73,8 @@ print(len(state.get_tasks()), bool(runtime_handlers.acquire_task(asked, state).t
 def test_a_supernode_holds_no_task_that_is_finished():
     """Its client asks for work ten times a second, and each time it looked at all there ever were:
     76 ms after 50,000 messages, and 84 MB."""
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, program_faults.__file__],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.split() == ["1", "True"]
+    printed = printed_by(WORK)
+    assert printed.split() == ["1", "True"]
 
 
 # What a SuperLink says to the parts of a reply, some of which are sent again.
@@ -105,17 +106,14 @@ print(state.store_object(1, session, first, parts[first]))
 def test_a_part_whose_receipt_was_lost_may_be_sent_again():
     """The network failed behind the last byte of a part: Flower's SuperNode sends it again, was
     refused, and gave up the whole reply."""
-    done = subprocess.run(
-        [sys.executable, "-c", STORE, program_faults.__file__],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    *stored, other_content, unknown, deleted = done.stdout.split()
+    printed = printed_by(STORE)
+    *stored, other_content, unknown, deleted = printed.split()
     assert set(stored) == {"True"} and len(stored) == 5
     assert {other_content, unknown, deleted} == {"False"}
 
 
-# A message whose client got its task, and then failed to fetch the message itself.
-LOSE = """
+# A SuperNode's state, and a client that takes its tasks.
+SUPERNODE = '''
 import runpy, sys
 module = runpy.run_path(sys.argv[1])
 module["forget_finished_tasks"]()
@@ -132,13 +130,24 @@ from flwr.supernode.servicer.runtime import runtime_handlers
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 state, now = InMemoryNodeState(InMemoryObjectStore()), in_memory_corestate.now
 asked = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-for number in (1, 2):
+
+def begun(number):
+    """A message that has come to the SuperNode, and the task of it, which the client has."""
     message = Message(RecordDict({"c": ConfigRecord({"n": number})}), 1, "train")
     message.metadata.__dict__["_message_id"] = message.object_id
     state.create_task(TaskType.CLIENT_APP, run_id=1)
     acquired = runtime_handlers.acquire_task(asked, state)
     assert state.activate_task(acquired.task.task_id)
     state.store_message(message)
+    return message, acquired.task
+'''
+
+# A message whose client got its task, and then failed to fetch the message itself.
+LOSE = (
+    SUPERNODE
+    + """
+for number in (1, 2):
+    message, _ = begun(number)
     assert not state.get_messages_legacy(is_reply=True)
     if number == 2:  # another task is there, and so somebody who will fetch the message
         state.create_task(TaskType.CLIENT_APP, run_id=1)
@@ -149,52 +158,32 @@ for number in (1, 2):
     print(*right, len(state.get_messages_legacy(is_reply=False)))
     state.delete_messages()
 """
+)
 
 
 def test_a_message_that_a_client_could_not_fetch_is_answered_for_it():
     """The SuperNode took no other message, for ever, and looked well."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOSE, program_faults.__file__],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["True 0", "1"]
+    printed = printed_by(LOSE)
+    assert printed.splitlines() == ["True 0", "1"]
 
 
 # A client that stored the first part of its answer, and then no more; its SuperNode sends it on.
-HALF = """
-import runpy, sys
-module = runpy.run_path(sys.argv[1])
-module["forget_finished_tasks"]()
-module["answer_unfetched"]()
-from datetime import timedelta
-from flwr.app import ConfigRecord, Message, RecordDict
+HALF = (
+    SUPERNODE
+    + """
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushAppMessagesRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.corestate import in_memory_corestate
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal
-from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-from flwr.supernode.servicer.runtime import runtime_handlers
-TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-state, now = InMemoryNodeState(InMemoryObjectStore()), in_memory_corestate.now
-asked = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-message = Message(RecordDict({"c": ConfigRecord({"n": 1})}), 1, "train")
-message.metadata.__dict__["_message_id"] = message.object_id
-state.create_task(TaskType.CLIENT_APP, run_id=1)
-acquired = runtime_handlers.acquire_task(asked, state)
-assert state.activate_task(acquired.task.task_id)
-state.store_message(message)
+message, task = begun(1)
 assert state.get_messages_legacy(is_reply=False)
 answer = RecordDict({"a": ConfigRecord({"a": 1}), "b": ConfigRecord({"b": 2})})
 reply = Message(answer, reply_to=message)
 reply.metadata.__dict__["_message_id"] = reply.object_id
 head, tree = message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)
-begun = PushAppMessagesRequest(messages_list=[head], message_object_trees=[tree])
-stored = runtime_handlers.push_messages(begun, state, acquired.task)
+pushed = PushAppMessagesRequest(messages_list=[head], message_object_trees=[tree])
+stored = runtime_handlers.push_messages(pushed, state, task)
 parts = get_all_nested_objects(reply)
 there = [*stored.objects_to_push][: int(sys.argv[2])]
 for key in there:
@@ -224,16 +213,14 @@ send = lambda *reply: (set(parts), "")
 start_client_internal._push_messages(state, state.object_store, send, push)
 print(len(sent), len(state.msg_store), len(state.object_store))
 """
+)
 
 
 @pytest.mark.parametrize("stored", [1, 4])
 def test_an_answer_that_a_client_did_not_end_is_given_up(stored):
     """Its SuperNode waited for the rest of it for ever: it took no other message, and looked well.
     One that is there whole is sent."""
-    done = subprocess.run(
-        [sys.executable, "-c", HALF, program_faults.__file__, str(stored)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    sent, *left = map(int, done.stdout.splitlines()[-1].split())
+    printed = printed_by(HALF, str(stored))
+    sent, *left = map(int, printed.splitlines()[-1].split())
     assert left == [0, 0]
     assert (sent == 4) == (stored == 4)
