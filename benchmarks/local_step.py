@@ -17,6 +17,7 @@ from common import in_turns, table, write
 from published import PublishedClient, client_images
 
 from orchestra_flwr.config import Config, load_config
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
@@ -25,7 +26,6 @@ from orchestra_flwr.training import (
     keep_freed_memory,
     resolve_device,
     train_round,
-    usable_cpus,
 )
 
 

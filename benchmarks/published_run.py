@@ -29,8 +29,9 @@ from orchestra_flwr.clustering.sinkhorn_knopp import sinkhorn
 from orchestra_flwr.clustering.solvers.gradient import gradient_clustering
 from orchestra_flwr.config import Config, load_config
 from orchestra_flwr.evaluation import knn_accuracy
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods.orchestra import Orchestra
-from orchestra_flwr.training import build_learner, usable_cpus
+from orchestra_flwr.training import build_learner
 
 EVALUATED_AT_ONCE = 256
 State = dict[str, Tensor]

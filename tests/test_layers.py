@@ -15,7 +15,7 @@ from orchestra_flwr.config.choices import SolverConfig
 
 LAYERS = [
     ["optional_formats"],
-    ["fingerprints", "console", "square_image"],
+    ["fingerprints", "console", "square_image", "machine_limits"],
     ["plugins", "seeding", "files", "folder_lock"],
     ["tensor_files"],
     ["config"],

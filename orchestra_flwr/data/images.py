@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.machine_limits import usable_memory
 
 LARGEST = 512  # pixels that `data.image_size` can be
 UNLABELLED = -1  # the label of an image without one
@@ -139,7 +139,7 @@ def check_memory_for(count: int, size: int) -> None:
         ConfigError: names the keys that decide it, and both sizes.
     """
     needed = 3 * count * size**2
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = usable_memory()
     if needed > memory:
         raise ConfigError(
             f"data.image_size={size}: {count:,} images take {needed / 1e9:,.0f} GB, and this "

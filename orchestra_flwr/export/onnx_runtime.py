@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.export.programs import INPUT, OUTPUT
-from orchestra_flwr.training.devices import usable_cpus
+from orchestra_flwr.machine_limits import usable_cpus
 
 ERRORS_ONLY = 3  # of onnxruntime's levels
 QUANTISED = ("Conv", "Gemm", "MatMul")

@@ -1,7 +1,6 @@
 """The input of a saved encoder: checked batches, and batches made from images of any kind."""
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from orchestra_flwr.console.image_count import image_count, no_progress
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.square_image import in_range
 
 # Takes the number of images done, and their total (None where it is not known).
@@ -79,7 +79,7 @@ def batches(
     shown: AbstractContextManager[Report] = (
         image_count(total) if progress is True else nullcontext(progress or no_progress)
     )
-    with shown as report, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+    with shown as report, ThreadPoolExecutor(min(MAX_THREADS, usable_cpus())) as pool:
         while chunk := list(itertools.islice(rest, batch_size)):
             are_files = all(isinstance(image, str | Path) for image in chunk)
             made = (pool.map if are_files else map)(preprocess, chunk)

@@ -1,7 +1,7 @@
 """Local training: what is trained, the one loop that trains it, its optimizers."""
 
 from orchestra_flwr.training.client_threads import client_threads
-from orchestra_flwr.training.devices import resolve_device, torch_threads, usable_cpus
+from orchestra_flwr.training.devices import resolve_device, torch_threads
 from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.model_check import check_model
@@ -22,5 +22,4 @@ __all__ = [
     "starting_learner",
     "torch_threads",
     "train_round",
-    "usable_cpus",
 ]

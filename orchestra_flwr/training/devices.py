@@ -1,12 +1,12 @@
 """Where a process computes: its CPU threads and its device."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.machine_limits import usable_cpus
 
 
 @contextmanager
@@ -22,13 +22,6 @@ def torch_threads(count: int | None = None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(previous)
-
-
-def usable_cpus() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def resolve_device(name: str) -> torch.device:

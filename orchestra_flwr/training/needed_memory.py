@@ -1,8 +1,7 @@
 """A check before training: does the model fit into this machine's memory?"""
 
-import os
-
 from orchestra_flwr.config import Config, ConfigError
+from orchestra_flwr.machine_limits import usable_memory
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.training.learner import build_learner
 
@@ -17,7 +16,7 @@ def check_memory(config: Config, channels: int) -> None:
     """
     numbers, size = state_size(lambda: build_learner(config, channels))
     needed = (COPIES + config.optimizer.plugin.moments) * size
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = usable_memory()
     if needed > memory:
         hidden = config.model.projector_hidden
         heads = "" if hidden is None else f" and model.projector_hidden={hidden}"

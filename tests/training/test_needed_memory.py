@@ -1,10 +1,9 @@
-import os
 import time
 
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.training import build_learner
+from orchestra_flwr.training import build_learner, needed_memory
 from orchestra_flwr.training.needed_memory import check_memory
 
 
@@ -19,7 +18,7 @@ def memory(monkeypatch):
     """This machine has so many bytes."""
 
     def has(count):
-        monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": count}.get)
+        monkeypatch.setattr(needed_memory, "usable_memory", lambda: count)
 
     return has
 

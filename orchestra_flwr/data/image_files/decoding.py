@@ -1,7 +1,6 @@
 """Decoding many image files of any kind at once; broken ones are left out."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from torch import Tensor
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.data.images import check_memory_for
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.optional_formats import missing_library
 from orchestra_flwr.square_image import broken_because, decode_image, opened_image
 
@@ -89,7 +89,7 @@ def decode_files(names: Sequence[str], read: Callable[[str], bytes], size: int) 
     started = reported = time.monotonic()
     wait = PROGRESS_SECONDS
     failures: list[_Failure | None] = []
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, usable_cpus())) as pool:
         try:
             for chunk in pool.map(decode_chunk, range(0, len(names), CHUNK)):
                 failures += chunk

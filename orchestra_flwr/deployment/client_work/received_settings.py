@@ -10,9 +10,10 @@ from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.refusal import RefusalError
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.plugins import has_changed
-from orchestra_flwr.training import build_learner, usable_cpus
+from orchestra_flwr.training import build_learner
 
 
 def check_version(server: str) -> None:

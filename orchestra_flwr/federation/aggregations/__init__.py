@@ -6,7 +6,6 @@ memory grows with the cohort, and they cannot work on sums of masked states. The
 alone: what clients contribute beside it (Orchestra's centroids) is bounded by its own rules.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from orchestra_flwr.config import Config, Plugin
 from orchestra_flwr.console import text
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import blocks_of
+from orchestra_flwr.machine_limits import usable_memory
 
 
 class TooFewResultsError(ValueError):
@@ -153,7 +153,7 @@ def held_memory(config: Config, size: int, clients: int) -> str | None:
         return None
     cohort = config.federation.cohort_size(clients)
     needed = 4 * size * cohort
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = usable_memory()
     line = (
         f"aggregation={config.aggregation.name} holds the models of {cohort} clients at once, "
         f"{text.size(needed)}"

@@ -9,7 +9,7 @@ from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
 from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError, RaySettings
 from orchestra_flwr.federation.engines.resources import against_one_gpu
-from orchestra_flwr.training import usable_cpus
+from orchestra_flwr.machine_limits import usable_cpus
 
 # Local epochs on images of 32 pixels; on digits they take about as long as Ray's start, 10 s.
 MIN_EPOCHS, PIXELS = 100, 32

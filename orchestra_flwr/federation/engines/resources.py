@@ -13,7 +13,8 @@ import torch
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.engines.gpu_memory import measured_share
 from orchestra_flwr.flower.ray_processes import load_ray
-from orchestra_flwr.training import resolve_device, usable_cpus
+from orchestra_flwr.machine_limits import usable_cpus
+from orchestra_flwr.training import resolve_device
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_records import named, overhead, round_record, run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import (
@@ -53,7 +54,6 @@ from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
-from orchestra_flwr.training import usable_cpus
 from orchestra_flwr.training.process_memory import used_memory
 
 

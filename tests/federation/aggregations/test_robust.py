@@ -166,7 +166,7 @@ def test_memory_is_said_and_checked_before_the_start(monkeypatch):
     assert held_memory(config, 10**6, 10) == (
         "aggregation=median holds the models of 5 clients at once, 20.0 MB"
     )
-    monkeypatch.setattr("orchestra_flwr.federation.aggregations.os.sysconf", lambda name: 50_000)
+    monkeypatch.setattr("orchestra_flwr.federation.aggregations.usable_memory", lambda: 25 * 10**8)
     with pytest.raises(FederationError, match="machine has 2.5 GB: lower federation.participation"):
         held_memory(config, 10**15, 10)
     assert held_memory(load_config([]), 10**15, 10) is None
@@ -223,7 +223,7 @@ def test_a_round_with_too_few_results_for_a_rule_ends_the_run(tiny, tmp_path, fe
 def test_a_run_that_needs_more_memory_than_there_is_does_not_start(
     tiny, tmp_path, federate, monkeypatch
 ):
-    monkeypatch.setattr("orchestra_flwr.federation.aggregations.os.sysconf", lambda name: 1)
+    monkeypatch.setattr("orchestra_flwr.federation.aggregations.usable_memory", lambda: 1)
     config = tiny("aggregation=median", f"run_dir={tmp_path / 'r'}")
     with pytest.raises(FederationError, match=r"^aggregation=median holds the models of 4 clients"):
         federate(config, evaluate=False)
