@@ -1,6 +1,5 @@
 """The software and hardware of a run, for its summary."""
 
-import os
 import platform
 import subprocess
 from functools import cache
@@ -8,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import orchestra_flwr
+from orchestra_flwr.machine_limits import usable_cpus
 
 
 def environment() -> dict[str, str | int | None]:
@@ -21,7 +21,7 @@ def environment() -> dict[str, str | int | None]:
         **{name: _version(name) for name in ("torch", "flwr", "numpy")},
         "platform": platform.platform(),
         "cpu": _cpu(),
-        "cores": os.cpu_count(),
+        "cores": usable_cpus(),
         "commit": _own_commit(),
     }
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from orchestra_flwr.config import load_config
+from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods import build_method
 from orchestra_flwr.methods.orchestra import cluster_loss
 
@@ -92,4 +93,4 @@ def test_the_benchmark_runs_and_tells_ratios(tmp_path):
     ratio = milliseconds["published"] / milliseconds["float32"]
     assert result["step_fp32_ratio"] == pytest.approx(ratio)
     assert result["ceilings"]["float32"] > 0
-    assert result["environment"]["cores"] == os.cpu_count()
+    assert result["environment"]["cores"] == usable_cpus()
