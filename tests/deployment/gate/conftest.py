@@ -21,17 +21,17 @@ def wait(condition, seconds=5.0):
 
 @contextlib.contextmanager
 def serving(application, path=None, **options):
-    """Serves at a socket; its path."""
-    path = path or Path(tempfile.mkdtemp(prefix="orch")) / "link"
+    """Serves at a socket, by default one in a folder of its own; its path."""
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     options |= {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 1}
-    config = uvicorn.Config(application, uds=str(path), **options)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait(lambda: server.started)
-        yield path
-    finally:
-        server.should_exit = True
-        thread.join()
+    with tempfile.TemporaryDirectory(prefix="orch") as folder:
+        path = path or Path(folder) / "link"
+        server = uvicorn.Server(uvicorn.Config(application, uds=str(path), **options))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            wait(lambda: server.started)
+            yield path
+        finally:
+            server.should_exit = True
+            thread.join()

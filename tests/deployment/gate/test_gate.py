@@ -11,10 +11,12 @@ import signal
 import socket
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
@@ -818,8 +820,9 @@ def test_a_dead_superlink(open_gate, lines, tmp_path):
 
 
 def test_a_superlink_that_comes_back(open_gate, superlink):
-    with contextlib.ExitStack() as stack:
-        with serving(superlink) as link:
+    with tempfile.TemporaryDirectory(prefix="orch") as folder, contextlib.ExitStack() as stack:
+        link = Path(folder) / "link"
+        with serving(superlink, link):
             client = Client(stack.enter_context(open_gate(link)), [])
             assert client.post(PULL)[0] == 200
         assert client.post(PULL)[0] == 503
