@@ -15,7 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config, Plugin
 from orchestra_flwr.methods import Role
 from orchestra_flwr.training import Learner
-from orchestra_flwr.training.learner import RoleOverride
+from orchestra_flwr.training.learner import TERMS, RoleOverride
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def has_local_state(config: Config, learner: Learner) -> bool:
 
 
 def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Mean over the encoder's layers of the L2 distance of their weights.
+    """Mean over layers of the L2 distance of their weights.
 
     Args:
         one: :func:`compared_weights` by name.
@@ -90,12 +90,14 @@ def divergence(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 def compared_weights(learner: Learner) -> dict[str, Tensor]:
     """Weights of the backbone's convolutions above 1 x 1, or else of its linear layers.
 
-    Where neither are trained (`adaptation=norms`), those of its norms.
+    Where neither are trained (`adaptation=norms`), those of its norms; where nothing of it is
+    (`adaptation=head`), those of the method's heads.
     """
-    weights = {
+    trained = {
         name: tensor
         for name, tensor in learner.trained().items()
-        if name.startswith("backbone.") and name.endswith("weight")
+        if name.endswith("weight") and not name.startswith(TERMS)
     }
+    weights = {n: t for n, t in trained.items() if n.startswith("backbone.")} or trained
     convolutions = {n: t for n, t in weights.items() if t.ndim == 4 and t.shape[-1] > 1}
     return convolutions or {n: t for n, t in weights.items() if t.ndim == 2} or weights

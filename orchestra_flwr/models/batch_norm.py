@@ -160,6 +160,26 @@ class BatchNormPolicy:
         """Whether the backbone that clients receive has initial statistics, those of no images."""
         return self.name == "recalibrated" and self.in_backbone
 
+    def on_client(self, backbone: N, images: Tensor, batch_size: int, by: Normalisation) -> N:
+        """A client's backbone for evaluation mode, with statistics of its images if it has none.
+
+        It has none before any training, nor in the first round of a client that keeps its own
+        BatchNorm, when all else may be trained: features would then mean nothing.
+
+        Args:
+            images: (n, C, H, W) uint8, all of the client's, n >= 1. A single one is seen twice, as
+                in training.
+            batch_size, by: as for :func:`recalibrated`.
+
+        Returns:
+            The backbone itself, or a copy.
+        """
+        has_none = self.can_recalibrate and not has_statistics(backbone)
+        if not (self.clients_recalibrate or has_none):
+            return backbone
+        images = images if len(images) > 1 else images.repeat(2, 1, 1, 1)
+        return recalibrated(backbone, images, batch_size, by)
+
     def of_servers_model(self, *, has_images: bool) -> str:
         """Whose statistics the server's model has when it is evaluated or saved.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.methods import Batch, Method, Received, Step
-from orchestra_flwr.models import check_statistics, extract_features
+from orchestra_flwr.models import BatchNormPolicy, check_statistics, extract_features
 from orchestra_flwr.terms import Term
 
 Between = Literal["projector_projector", "projector_backbone", "predictor_projector"]
@@ -57,6 +57,7 @@ class Alignment(Term):
     def __init__(self, settings: Settings, config: Config, method: Method) -> None:
         super().__init__(settings, config, method)
         self._local, self._frozen = settings.between.split("_")
+        self._batch_norm = BatchNormPolicy.of(config)
         self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._target: Tensor | None = None
@@ -85,9 +86,11 @@ class Alignment(Term):
     def start_round(self, method: Method, received: Received) -> None:
         """Computes the received model's features of all of the client's images."""
         assert received.state is not None
+        images, size, by = received.images, self._batch_size, self._normalisation
         backbone = _as_received(method, "backbone", received)
-        images, by = received.images, self._normalisation
-        features = extract_features(backbone, images, self._batch_size, by=by)
+        if self._batch_norm.name == "local":
+            backbone = self._batch_norm.on_client(backbone, images, size, by)
+        features = extract_features(backbone, images, size, by=by)
         if self._frozen == "projector":
             features = _projected(_as_received(method, "projector", received), features)
         self._target = features

@@ -67,17 +67,19 @@ def test_transformers_have_weights_to_compare(tiny, overrides):
     assert all("norm" not in name for name in compared_weights(learner))
 
 
-@pytest.mark.parametrize("adaptation", ["norms", "lora", "blocks"])
+@pytest.mark.parametrize("adaptation", ["norms", "lora", "blocks", "head"])
 def test_what_an_adaptation_trains_has_weights_to_compare(tiny, adaptation):
     if adaptation == "lora":
         pytest.importorskip("peft", reason="needs the extra timm")
     overrides = ["method=byol", "model=resnet18", f"adaptation={adaptation}"]
-    moved_apart(build_learner(tiny(*overrides), 1))
+    learner = build_learner(tiny(*overrides, "terms.verification.weight=1"), 1)
+    moved_apart(learner)
+    assert not any(name.startswith("terms.") for name in compared_weights(learner))
 
 
 def moved_apart(learner):
     before = {name: t.clone() for name, t in compared_weights(learner).items()}
     with torch.no_grad():
-        for parameter in learner.method.backbone.parameters():
+        for parameter in learner.trained().values():
             parameter.add_(1)
     assert divergence(before, compared_weights(learner)) > 1

@@ -12,6 +12,8 @@ from orchestra_flwr.methods.families.classifying import (
     confident_classes,
     with_pseudo_labels,
 )
+from orchestra_flwr.models import recalibrated
+from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
@@ -83,6 +85,23 @@ def test_guesses_stay_for_the_whole_round(tiny):
     assert result.steps == 3
     assert torch.equal(learner.method._pseudo, first)
     assert UNLABELLED not in first.tolist()
+
+
+@pytest.mark.parametrize("method", ["semifed", "cbafed"])
+def test_a_client_new_to_a_run_with_own_norms_guesses_with_statistics_of_its_images(tiny, method):
+    """Its BatchNorm is as it was before training: all else that it receives is trained."""
+    config = tiny(f"method={method}", "labels.fraction=0.1", "merging=fedbn")
+    new = build_learner(config, 1).method
+    backbone = recalibrated(new.backbone, images(), 16, "half")
+    expected = class_probabilities(backbone, new.classifier, images(), "half", 16)
+    seen = []
+    new.pseudo_labels = seen.append
+    new.start_round(Received("0", 0, 1, images()))
+    torch.testing.assert_close(seen[0], expected)
+    assert not has_statistics(new.backbone)
+    new.backbone.load_state_dict(backbone.state_dict())  # from its second round on
+    new.start_round(Received("0", 0, 1, images()[:4]))
+    torch.testing.assert_close(seen[1], expected[:4])
 
 
 @pytest.mark.parametrize("method", ["semifed", "cbafed"])

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import Batch, Received, Role, Step
-from orchestra_flwr.models import normalise
+from orchestra_flwr.models import extract_features, normalise, recalibrated
+from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.terms.alignment import mean_negative_cosine
 from orchestra_flwr.training import build_learner, train_round
@@ -174,6 +175,19 @@ def test_what_the_server_did_not_send_is_the_clients_own(tiny):
     learner.start_round(received_by(learner))
     value = term_value(learner, clean_batch(learner.method))
     assert value.item() == pytest.approx(-1, abs=1e-6)
+
+
+def test_norms_that_a_client_has_not_trained_yet_get_statistics_of_its_images(tiny):
+    """With fedbn those of a client's first round are of no images, and all else is trained."""
+    config = tiny("method=simclr", "merging=fedbn", "terms.alignment.weight=1")
+    learner = a_learner(config)
+    learner.start_round(received_by(learner))
+    method = learner.method
+    backbone = recalibrated(method.backbone, images(), 16, "half")
+    features = extract_features(backbone, images(), 16, by="half")
+    expected = method.projector.eval()(features)
+    torch.testing.assert_close(learner.terms["alignment"]._target, expected)
+    assert not has_statistics(method.backbone)
 
 
 def test_weight_0_builds_nothing_and_leaves_the_bits(tiny):

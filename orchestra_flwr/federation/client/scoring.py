@@ -15,8 +15,7 @@ from orchestra_flwr.evaluation import (
 from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.messages.fields import LOCAL_SCORES, PERSONAL
 from orchestra_flwr.methods import classification_head_of, ordered_backbones
-from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, recalibrated
-from orchestra_flwr.models.batch_norm import has_statistics
+from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 from orchestra_flwr.square_image import resize
 from orchestra_flwr.training import Learner
@@ -60,18 +59,9 @@ class Scoring:
         return -found.score, {**asdict(found), **own}
 
     def _with_statistics(self, backbone: Backbone, images: Tensor) -> Backbone:
-        """The backbone, with statistics of images if those it has are of none.
-
-        So are initial ones before training, with which any training would look good.
-        """
-        policy = BatchNormPolicy.of(self.config)
-        has_none = policy.can_recalibrate and not has_statistics(backbone)
-        if not (policy.clients_recalibrate or has_none):
-            return backbone
-        # One image is seen twice, as in training: statistics need two.
-        images = images if len(images) > 1 else images.repeat(2, 1, 1, 1)
-        size, normalise = self.config.evaluation.batch_size, self.config.data.normalise
-        return recalibrated(backbone, images, size, normalise)
+        """With initial statistics, those of no images, any training would look good."""
+        size, by = self.config.evaluation.batch_size, self.config.data.normalise
+        return BatchNormPolicy.of(self.config).on_client(backbone, images, size, by)
 
     def _label_free(self, backbone: Backbone, round_: int) -> LabelFreeScores:
         data, size = self.config.data, self.config.evaluation.batch_size

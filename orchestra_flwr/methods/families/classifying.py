@@ -11,7 +11,7 @@ from orchestra_flwr.data import SIMCLR, UNLABELLED
 from orchestra_flwr.methods import LearnsLabels, Received, StartsRounds, sees_labels
 from orchestra_flwr.methods.families.one_backbone import OneBackbone, Projecting
 from orchestra_flwr.methods.labels import LabelSettings, required_classes
-from orchestra_flwr.models import check_statistics, extract_features
+from orchestra_flwr.models import BatchNormPolicy, check_statistics, extract_features
 
 
 class SomeLabels(LearnsLabels, Projecting):
@@ -66,6 +66,7 @@ class PseudoLabelling(StartsRounds, Classifying):
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)
+        self._batch_norm = BatchNormPolicy.of(config)
         self._normalisation = config.data.normalise
         self._batch_size = config.training.batch_size
         self._pseudo: Tensor | None = None
@@ -87,9 +88,11 @@ class PseudoLabelling(StartsRounds, Classifying):
         labels, self._pseudo = received.labels, None
         if labels is not None and bool((labels != UNLABELLED).all()):
             return
-        probabilities = class_probabilities(
-            self.backbone, self.classifier, received.images, self._normalisation, self._batch_size
-        )
+        images, size, by = received.images, self._batch_size, self._normalisation
+        backbone = self.backbone
+        if self._batch_norm.name == "local":
+            backbone = self._batch_norm.on_client(backbone, images, size, by)
+        probabilities = class_probabilities(backbone, self.classifier, images, by, size)
         self._pseudo = self.pseudo_labels(probabilities)
 
 
