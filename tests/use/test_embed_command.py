@@ -198,8 +198,10 @@ def test_years_and_encoders_have_results_of_their_own(run, photos, command):
         (["run={run}", "images={photos}", "format=csv"], "format=csv"),
         (["run={run}", "images={photos}", "page.clusters=99"], "page.clusters=99"),
         (["run={run}", "images={photos}", "pages=1"], "pages: unknown key"),
-        (["run={run}", "images={photos}", "page.write=false", "page.limit=9"],
-         "page.limit: is not read with page.write=false"),
+        (
+            ["run={run}", "images={photos}", "page.write=false", "page.limit=9"],
+            "page.limit: is not read with page.write=false",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(run, photos, command, arguments, error, monkeypatch, tmp_path):
