@@ -24,6 +24,7 @@ from orchestra_flwr.config import (
     EvaluateConfig,
     config_to_yaml,
     described,
+    encoder_file,
     load,
 )
 from orchestra_flwr.console.json_lines import JsonFormatter, show_error
@@ -295,7 +296,7 @@ def _evaluate(config: EvaluateConfig, command: str) -> int:
     from orchestra_flwr.reporting import check_place, print_evaluation, write_evaluation
 
     folder = config.beside("evaluation")
-    check_place(folder)
+    check_place(folder, config.encoder)
 
     def work() -> None:
         results = {**evaluate_saved(config), "command": command}
@@ -318,8 +319,10 @@ def _label(config: LabelConfig) -> int:
 
 
 def _compare(config: CompareConfig) -> int:
+    from orchestra_flwr.reporting import check_place
     from orchestra_flwr.use.compare_command import run_compare
 
+    check_place(config.results, encoder_file(config.after))
     return run_command(partial(run_compare, config), BEGINS_AGAIN, OSError, ValueError)
 
 
@@ -331,7 +334,9 @@ def _export(config: ExportConfig) -> int:
     from orchestra_flwr.export.peft_adapter import export_to_peft
     from orchestra_flwr.export.programs import ExportError
     from orchestra_flwr.export.timm_folder import export_to_timm
+    from orchestra_flwr.reporting import check_place
 
+    check_place(config.exported, config.encoder)
     folders = {
         "hub": export_to_hub,
         "detectron2": export_to_detectron2,

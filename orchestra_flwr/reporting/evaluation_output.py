@@ -1,6 +1,7 @@
 """The results of evaluating a saved encoder, as a file and as a table."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,19 +32,22 @@ FEW_LABELS = {
 }
 
 
-def check_place(folder: Path) -> None:
-    """Refuses a folder of results that cannot be written, before hours of evaluation.
+def check_place(folder: Path, encoder: Path) -> None:
+    """Refuses a folder of an encoder's results that cannot be written, before hours of work.
 
-    Leaves no file. For a folder that does not exist yet, its parent is tried.
+    Leaves no file. For a folder that does not exist yet, the nearest one above it is tried. Without
+    the encoder's file nothing is checked: loading it says what is missing.
 
     Raises:
         ConfigError: names the folder, and why.
     """
+    if not encoder.is_file():
+        return
+    above = (folder, *folder.absolute().parents)
+    place = next(each for each in above if os.path.exists(each))  # noqa: PTH110 (never raises)
     try:
-        with tempfile.TemporaryFile(dir=folder if folder.exists() else folder.parent):
+        with tempfile.TemporaryFile(dir=place):
             pass
-    except FileNotFoundError:
-        return  # no encoder is there either; loading it says so
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from None
 

@@ -70,11 +70,12 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
     if config.format == "parquet":
         require("format=parquet", "parquet", "pyarrow")
     encoder = encoder_of(config, resolve_device(config.device))
-    with opened_images(config.images, "images") as (archive, found), _own(config.results) as folder:
+    with opened_images(config.images, "images") as (archive, found):
         files = without_results(found, config, "images")
-        embeddings = _made_or_read(config, encoder, archive, files, any_format)
-        names = {printable(file.name): file.name for file in files}
-        yield EmbeddedImages(archive, embeddings, names, folder)
+        with _own(config.results) as folder:
+            embeddings = _made_or_read(config, encoder, archive, files, any_format)
+            names = {printable(file.name): file.name for file in files}
+            yield EmbeddedImages(archive, embeddings, names, folder)
 
 
 def without_results(files: list[ImageFile], config: UseConfig, key: str) -> list[ImageFile]:

@@ -42,22 +42,20 @@ def run_label(config: LabelConfig) -> None:
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
-    table = read_table(config.labels) if is_table(config.labels) else None
-    if table is not None:
-        check_enough(config.labels, table)
+    is_by_path = is_table(config.labels)
+    labels_by_path = _labels_by_path(config) if is_by_path else _labels_by_folder(config)
+    check_enough(config.labels, labels_by_path)
     with embedded_images(config, any_format=True) as embedded:
         everything = embedded.embeddings
-        if table is None:
-            labels_by_path, examples = _embedded_examples(config, embedded.folder)
-            rest = _outside(config, everything)
+        if is_by_path:
+            labelled = [path in labels_by_path for path in everything.paths]
+            examples = _part(everything, labelled)
+            rest = _part(everything, [not each for each in labelled])
         else:
-            broken = [path for path, _ in everything.broken]  # they are printed above
-            check_known(config.labels, table, config.images, {*everything.paths, *broken})
-            labels_by_path = table
-            examples = _part(everything, [path in table for path in everything.paths])
-            check_enough(config.labels, {path: table[path] for path in examples.paths})
-            rest = _part(everything, [path not in table for path in everything.paths])
+            examples = _embedded_examples(config, embedded.folder)
+            rest = _outside(config, everything)
         labels = [labels_by_path[path] for path in examples.paths]
+        check_enough(config.labels, dict(zip(examples.paths, labels, strict=True)))  # the readable
         classifier = fit_few_labels(examples.vectors, labels, config.seed)
         estimate = estimate_accuracy(examples.vectors, labels, config.seed)
         _write(config, embedded.folder, classifier, estimate, rest)
@@ -73,12 +71,25 @@ def predictions_csv(paths: tuple[str, ...], probabilities: Tensor, classes: tupl
     return table_text([("path", "label", "probability"), *rows])
 
 
-def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str], Embeddings]:
-    """Labels and embeddings of the images in class folders."""
+def _labels_by_path(config: LabelConfig) -> dict[str, str]:
+    """The label of each image that a table names, which may be one that cannot be read."""
+    labels_by_path = read_table(config.labels)
+    with opened_images(config.images, "images") as (_, found):
+        names = {printable(file.name) for file in without_results(found, config, "images")}
+    check_known(config.labels, labels_by_path, config.images, names)
+    return labels_by_path
+
+
+def _labels_by_folder(config: LabelConfig) -> dict[str, str]:
+    """The label of each image in class folders, by its path there."""
+    with opened_images(config.labels, "labels") as (_, found):
+        return labels_by_folder(config.labels, without_results(found, config, "labels"))
+
+
+def _embedded_examples(config: LabelConfig, folder: Path) -> Embeddings:
+    """Embeddings of the images in class folders."""
     with opened_images(config.labels, "labels") as (archive, found):
         files = without_results(found, config, "labels")
-        labels_by_path = labels_by_folder(config.labels, files)
-        check_enough(config.labels, labels_by_path)
         unfinished = folder / "unfinished-labels"
         examples = embed(
             encoder_of(config, resolve_device(config.device)),
@@ -89,9 +100,7 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> tuple[dict[str, str
             key=key_of(config.encoder, archive, files),
         )
     shutil.rmtree(unfinished, ignore_errors=True)
-    readable = {path: labels_by_path[path] for path in examples.paths}
-    check_enough(config.labels, readable)
-    return readable, examples
+    return examples
 
 
 def _outside(config: LabelConfig, everything: Embeddings) -> Embeddings:

@@ -63,6 +63,11 @@ class EmbedConfig(UseConfig):
 
     page: PageConfig
 
+    def unread(self) -> dict[str, str]:
+        """All other keys of the page without one."""
+        names = () if self.page.write else (*PageConfig.model_fields,)
+        return {f"page.{name}": "with page.write=false" for name in names if name != "write"}
+
 
 class LabelConfig(UseConfig):
     """`orchestra-label`."""
@@ -86,6 +91,14 @@ class CompareConfig(WithImages, WithPlugins, Composed):
     limit: int = Field(ge=10)
     queries: int = Field(ge=0, le=500)
     seed: int = Field(ge=0)
+
+    def unread(self) -> dict[str, str]:
+        """Keys of a network of timm, where `before` names none."""
+        if self.before is not None and not at_home(self.before).exists():
+            return {}
+        named = "without before=" if self.before is None else f"with before={self.before}"
+        why = f"{named}, only with the name of a network of timm"
+        return dict.fromkeys(("before_weights", "before_size"), why)
 
     @property
     def results(self) -> Path:

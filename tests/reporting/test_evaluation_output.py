@@ -1,6 +1,7 @@
 import json
 import os
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -41,19 +42,20 @@ def test_one_file_for_every_data_set_is_replaced_as_a_whole(tmp_path, monkeypatc
     }
 
 
-@pytest.mark.parametrize("name", ["new", "there"])
+@pytest.mark.parametrize("name", ["new", "there", "new/newer"])
 def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path, name):
     (tmp_path / "there").mkdir()
-    check_place(tmp_path / name)
+    check_place(tmp_path / name, Path(__file__))
     assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "evaluation"):
-        with pytest.raises(ConfigError, match="cannot be written [(]Not a directory[)]$") as error:
-            check_place(place)
+    for place in (tmp_path / "file", tmp_path / "file" / "evaluation", Path("/proc/new/newer")):
+        with pytest.raises(ConfigError, match=r"cannot be written \([^)]* directory\)$") as error:
+            check_place(place, Path(__file__))
         assert str(error.value).startswith(f"{place}: ")
+        check_place(place, tmp_path / "no encoder")  # what is missing is said elsewhere
 
 
 def test_accuracies_are_a_table_and_their_spread_is_below_it():

@@ -194,9 +194,14 @@ def test_years_and_encoders_have_results_of_their_own(run, photos, command):
         (["run={run}", "images=~nobody-of-this-name/x"], "images=~nobody-of-this-name/x: does not"),
         (["run=~nobody-of-this-name/x", "images={photos}"], "run=~nobody-of-this-name/x: "),
         (["run={run}", "images={run}"], "holds no images"),
+        (["run={run}", "images={photos}", "folder={photos}"], "holds all of images="),
         (["run={run}", "images={photos}", "format=csv"], "format=csv"),
         (["run={run}", "images={photos}", "page.clusters=99"], "page.clusters=99"),
         (["run={run}", "images={photos}", "pages=1"], "pages: unknown key"),
+        (
+            ["run={run}", "images={photos}", "page.write=false", "page.limit=9"],
+            "page.limit: is not read with page.write=false",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(run, photos, command, arguments, error, monkeypatch, tmp_path):
@@ -204,7 +209,7 @@ def test_what_is_wrong_is_one_line(run, photos, command, arguments, error, monke
     code, out, err = command(*(a.format(run=run, photos=photos) for a in arguments))
     assert code == 2 and out == "" and err.count("\n") == 1
     assert error in err
-    assert not (run / "embeddings").exists()
+    assert not (run / "embeddings").exists() and not (photos / ".lock").exists()
 
 
 def test_a_folder_belongs_to_one_process(run, photos, command):

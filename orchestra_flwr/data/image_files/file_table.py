@@ -107,7 +107,8 @@ def _rows(
     try:
         text = file.read_bytes().decode("utf-8-sig")
         separator, names = _first_line(text, columns)
-        reader = csv.DictReader(_lines(text), names, delimiter=separator)
+        # Else a quote that is never closed would swallow all lines after it.
+        reader = csv.DictReader(_lines(text), names, delimiter=separator, strict=True)
         rows = [(reader.line_num, row) for row in reader][1:]
     except UnicodeDecodeError:
         raise ConfigError(
@@ -115,8 +116,10 @@ def _rows(
         ) from None
     except OSError as error:
         raise ConfigError(f"{key}={path}: cannot be read ({error.strerror})") from None
-    except csv.Error as error:  # a quote that is never closed, for example
-        raise ConfigError(f"{key}={path}: cannot be read ({error})") from None
+    except csv.Error as error:
+        raise ConfigError(
+            f"{key}={path}: cannot be read ({error}); is a quote missing, or not doubled?"
+        ) from None
     for name in columns:
         if name not in names:
             chosen = f" ({keys[name]})" if name in keys else ""

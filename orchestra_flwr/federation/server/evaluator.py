@@ -1,6 +1,7 @@
 """The server's evaluation of the encoders on its own labelled images."""
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -276,6 +277,6 @@ def _better(kind: str, own: dict[str, float], recalibrated: dict[str, float]) ->
     Without labels nothing says which are better; those of the pretraining are taken, if any are.
     """
     a, b = (scores.get("linear", scores.get("map", 0)) for scores in (own, recalibrated))
-    if kind == LOADED and a >= b:
+    if kind == LOADED and (a >= b or math.isnan(b)):  # a published probe may diverge
         return {**own, "batch_norm": kind, RECALIBRATED + OF_STATISTICS: recalibrated}
     return {**recalibrated, "batch_norm": RECALIBRATED, kind + OF_STATISTICS: own}

@@ -55,6 +55,21 @@ def test_a_second_value_is_refused(tmp_path):
         read_file_table("labels", str(file), ("path", "label"))
 
 
+@pytest.mark.parametrize("line", ['b.jpg,"cat', '"b.jpg,cat', 'b.jpg,"cat" dog'])
+def test_a_quote_that_is_not_closed_swallows_no_lines(tmp_path, line: str):
+    file = tmp_path / "labels.csv"
+    file.write_text(f"path,label\na.jpg,cat\n{line}\nc.jpg,dog\n")
+    with pytest.raises(ConfigError, match="cannot be read .*is a quote missing"):
+        read_file_table("labels", str(file), ("path", "label"))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_first_line_may_have_quotes(tmp_path, separator: str):
+    file = tmp_path / "labels.csv"
+    file.write_text(f'"path"{separator}"label"\n"a.jpg"{separator}"a ""b""\nc"\n')
+    assert read_file_table("labels", str(file), ("path", "label")) == {"a.jpg": 'a "b"\nc'}
+
+
 def test_one_table_serves_for_training_and_for_labels(tmp_path):
     """Its first column is `file` there and `path` here; a table that has both means each."""
     for header, other in (("path", "file"), ("file", "path")):

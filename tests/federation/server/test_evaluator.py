@@ -1,3 +1,4 @@
+import math
 import threading
 from dataclasses import replace
 
@@ -130,9 +131,12 @@ def test_an_untrained_encoder_is_judged_with_statistics_of_images(tiny):
     assert untrained == evaluator.scores(method)["online"] != initial
 
 
-@pytest.mark.parametrize("loaded_is_better", [True, False])
+@pytest.mark.parametrize(
+    ("of_loaded", "of_recalibrated", "loaded_is_better"),
+    [(0.6, 0.5, True), (0.4, 0.5, False), (0.6, math.nan, True), (math.nan, 0.5, False)],
+)
 def test_before_training_stands_the_better_of_loaded_and_recalibrated(
-    tiny, monkeypatch, loaded_is_better
+    tiny, monkeypatch, of_loaded, of_recalibrated, loaded_is_better
 ):
     """A pretrained network's own statistics may be far better than the server's."""
     config = tiny("method=simclr")
@@ -140,9 +144,8 @@ def test_before_training_stands_the_better_of_loaded_and_recalibrated(
     for name, tensor in method.backbone.named_buffers():
         if "running_mean" in name:
             tensor.fill_(0.1)
-    loaded, recalibrated_ = {"knn": 0.4, "linear": 0.6}, {"knn": 0.5, "linear": 0.5}
-    if not loaded_is_better:
-        loaded["linear"] = 0.4
+    loaded = {"knn": 0.4, "linear": of_loaded}
+    recalibrated_ = {"knn": 0.5, "linear": of_recalibrated}
 
     def score(self, name, encoder, head):
         means = [b for n, b in encoder.named_buffers() if "running_mean" in n]
