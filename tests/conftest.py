@@ -7,6 +7,7 @@ import importlib
 import os
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -53,6 +54,11 @@ TINY = (
 ROOT = Path(__file__).parents[1]
 # Their tests wait for processes: begun first, they leave no worker alone with them at the end.
 LONG = ("tests/federation/engines/", "tests/deployment/end_to_end/", "tests/experiments/test_sweep")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = (
+    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 JUDGED = "tests/evaluation/"  # what linear probes find
 
 
@@ -66,6 +72,18 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
     gc.unfreeze()  # or libraries complain of what is left
+
+
+@pytest.fixture(scope="module")  # as long as it runs, no other test can begin an event loop
+def browser():
+    """A headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=[*QUIET], timeout=240_000)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,8 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 
-CHROMIUM = Path("/usr/bin/chromium")
-
 pytest.importorskip("material", reason="needs the extra docs")
 
 
@@ -79,16 +77,6 @@ def test_a_notebook_is_a_page(site):
     assert 'href="quickstart.ipynb"' in text and (site / "quickstart.ipynb").is_file()
     assert text.count("<pre><span") >= 8 and "load_digits" in text
     assert 'href="quickstart.html"' in (site / "index.html").read_text()
-
-
-@pytest.fixture
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not there")
-    with api.sync_playwright() as started:
-        options = ["--no-sandbox", "--disable-gpu"]
-        yield started.chromium.launch(executable_path=CHROMIUM, args=options, timeout=240_000)
 
 
 @pytest.mark.slow

@@ -13,8 +13,17 @@ from typing import IO, Any, Literal, NamedTuple, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
 
 from orchestra_flwr.config import LogFormat
 from orchestra_flwr.console.json_lines import json_line
@@ -238,10 +247,10 @@ class LiveProgress(Progress):
         self._timed = timed
         self._bars = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[facts]}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            _Facts(),
             console=console,
         )
         self._rounds_bar = self._bars.add_task("rounds", total=rounds, facts="")
@@ -289,7 +298,7 @@ class LiveProgress(Progress):
         """Moves the bar of the rounds; a line where the round was evaluated."""
         super().round_finished(outcome)
         knn = "" if self.knn is None else f"kNN {percent(self.knn)}"
-        facts = _join(_losses(outcome.loss), knn, self._time_left())
+        facts = _join(self._time_left(), _losses(outcome.loss), knn)
         self._bars.update(self._rounds_bar, completed=outcome.round, facts=escape(facts))
         if outcome.scores:
             self.message(_join(*self._ended(outcome)))
@@ -310,6 +319,16 @@ class LiveProgress(Progress):
         finally:
             self._bars.remove_task(bar)
             self._bars.refresh()  # otherwise it is drawn once more below the next line
+
+
+class _Facts(ProgressColumn):
+    """The rest of a bar's line: what is cut off first where a terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        """One line."""
+        facts = Text.from_markup(task.fields["facts"], overflow="ellipsis")
+        facts.no_wrap = True
+        return facts
 
 
 class JsonProgress(Progress):

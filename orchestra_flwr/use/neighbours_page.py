@@ -105,14 +105,15 @@ def _row(
 
 
 def _picture(pictures: Thumbnails, place: int, title: str, frame: str) -> str:
-    """A square of its sheet, scaled to `SIDE` pixels."""
+    """A square of its sheet, of `SIDE` pixels."""
     sheet, within = divmod(place, SHEET)
     row, column = divmod(within, COLUMNS)
-    wide = COLUMNS * SIDE
+    scaled = SIDE + 2  # a pixel of each edge is hidden, where smoothing mixes in the next picture
     return (
         f'<span class="picture s{sheet}{frame}" role="img" aria-label="{escape(title)}" '
-        f'title="{escape(title)}" style="width:{SIDE}px;height:{SIDE}px;background-size:{wide}px '
-        f'auto;background-position:-{column * SIDE}px -{row * SIDE}px"></span>'
+        f'title="{escape(title)}" style="width:{SIDE}px;height:{SIDE}px;background-size:'
+        f"{COLUMNS * scaled}px auto;background-position:-{column * scaled + 1}px "
+        f'-{row * scaled + 1}px"></span>'
     )
 
 

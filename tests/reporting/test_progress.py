@@ -186,9 +186,9 @@ def test_auto_on_a_terminal_is_live_unless_it_is_dumb(clock, monkeypatch, term, 
     assert ("\x1b[" in file.getvalue()) is live
 
 
-def live_run(first_round=1, act=lambda progress: None):
+def live_run(first_round=1, act=lambda progress: None, width=160):
     file = StringIO()
-    console = Console(file=file, force_terminal=True, width=160, color_system=None)
+    console = Console(file=file, force_terminal=True, width=width, color_system=None)
     with make_progress("live", 10, console) as progress:
         progress.round_started(first_round, 3, "training")
         progress.client_done(7, ok=True)
@@ -213,6 +213,13 @@ def test_live_shows_rounds_clients_losses_scores_and_time_left():
     assert " left" in last
     assert "round 4/10 training  loss 2.000 (cluster 1.250)  kNN 45.1 %  4.2 s\n" in text
     assert "dropped: client 8: [late]\n" in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_off_the_losses_and_not_the_count_of_rounds(width):
+    text = live_run(first_round=4, width=width)
+    last = next(line for line in text[text.rindex("rounds") :].splitlines())
+    assert " 4/10 " in last and "0:00:0" in last and len(last) <= width
 
 
 def test_logs_prints_and_messages_stand_on_lines_of_their_own_above_the_bars(capsys):

@@ -1,7 +1,6 @@
 """A saved encoder, folders of images that embed in a second, and a browser."""
 
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +11,6 @@ from orchestra_flwr.config import ModelConfig
 from orchestra_flwr.data.image_files.archive import Archive
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
-CHROMIUM = Path("/usr/bin/chromium")
-OPTIONS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 COLOURS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (200, 40, 40)}
 
 
@@ -72,27 +62,21 @@ def unreadable(monkeypatch):
 
 
 @pytest.fixture
-def opened_page():
+def opened_page(browser):
     """Opens a page in a browser; at the end there was no error and no request to a network."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not there")
     errors, requests = [], []
-    with api.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=OPTIONS, timeout=240_000)
 
-        def opened(file, scheme="light"):
-            size = {"width": 1440, "height": 900}
-            page = browser.new_page(viewport=size, color_scheme=scheme)
-            page.set_default_timeout(240_000)
-            page.on("console", lambda message: errors.append(message.text))
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("request", lambda request: requests.append(request.url))
-            page.goto(file.as_uri())
-            page.wait_for_selector("body[data-ready]")
-            return page
+    def opened(file, scheme="light"):
+        size = {"width": 1440, "height": 900}
+        page = browser.new_page(viewport=size, color_scheme=scheme)
+        page.set_default_timeout(240_000)
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector("body[data-ready]")
+        return page
 
-        yield opened
-        browser.close()
+    yield opened
     assert errors == []
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []

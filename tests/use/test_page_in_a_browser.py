@@ -1,5 +1,7 @@
 """The page as a person uses it, with pointer and keys, in headless Chromium."""
 
+import re
+
 import pytest
 import torch
 
@@ -23,9 +25,11 @@ def vectors():
 
 @pytest.fixture(params=["inside", "beside"])
 def page(request, photos, tmp_path, vectors, opened_page):
+    (photos / "blue").rename(photos / ("blue" * 40))  # no name leaves its card
     with Archive(photos) as archive:
         paths = tuple(file.name for file in archive.files())
-        embeddings = Embeddings(paths, vectors, (("<b>broken</b>.jpg", "not an image"),))
+        broken = ((f"<b>broken</b>{'x' * 200}.jpg", "not an image"),)
+        embeddings = Embeddings(paths, vectors, broken)
         embedded = EmbeddedImages(archive, embeddings, {p: p for p in paths}, tmp_path)
         config = PageConfig(write=True, pictures=request.param, limit=100, clusters=3, seed=0)
         return opened_page(write_page(tmp_path, embedded, config, "photos")[0])
@@ -66,7 +70,20 @@ def a_phone_is_told_of_touch_and_has_the_legend_beside_the_map(page):
     phone.wait_for_timeout(200)
     assert phone.evaluate(drawn) == before
     assert phone.locator("#chosen .path").count() == 0  # a pinch chooses nothing
+    phone.click("#tab-clusters")
+    phone.locator("#view-clusters .tile").first.tap()
+    panel = phone.locator("#chosen .path").bounding_box()
+    assert panel["y"] + panel["height"] < 844  # in sight, not below the last cluster
+    phone.click("#tab-unreadable")
+    assert not phone.get_by_text("not an image").evaluate(BREAKS)  # a word into letters
     context.close()
+
+
+BREAKS = """element => {
+    const text = element.firstChild, words = document.createRange();
+    words.selectNodeContents(text);
+    return words.getClientRects().length > text.textContent.split(" ").length;
+}"""
 
 
 def a_click_on_the_map_shows_the_nearest_neighbours(page, photos, vectors):
@@ -128,7 +145,12 @@ def clusters_copies_and_unreadable_files_are_shown(page, vectors):
     page.get_by_role("button", name="Folders").click()
     page.locator("#legend button").nth(1).click()
     page.click("#tab-clusters")
-    assert page.locator("#view-clusters article").count() == 3
+    cards = page.locator("#view-clusters article")
+    assert cards.count() == 3
+    assert all(
+        card.evaluate("card => card.scrollWidth <= card.clientWidth") for card in cards.all()
+    )
+    assert re.search(r"green: \d+ %", cards.first.inner_text())
     page.click("#tab-duplicates")
     tiles = page.locator("#view-duplicates .tile")
     assert [tile.get_attribute("title") for tile in tiles.all()] == ["green/00.png", "red/05.png"]
@@ -138,7 +160,7 @@ def clusters_copies_and_unreadable_files_are_shown(page, vectors):
     far = outliers(nearest_neighbours(vectors, 12))
     assert page.locator("#view-outliers .tile").count() == len(far) < 36
     page.click("#tab-unreadable")
-    assert "<b>broken</b>.jpg" in page.locator("#view-unreadable").inner_text()
+    assert "<b>broken</b>xxx" in page.locator("#view-unreadable").inner_text()
     page.click("#tab-clusters")
     page.get_by_text("Show on the map").first.click()
     assert page.locator("#map").is_visible()

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.console.text import ACCURACIES
 from orchestra_flwr.federation.messages.failures import Failure
 
 POINTS = 300  # of a curve, at most
@@ -77,7 +78,7 @@ class FinishedRounds:
         shown = dict(next(iter(by_backbone.values()), {}))  # the first is the one that is saved
         shown["loss"] = record["loss"].get("total")
         shown["label_free"] = (record.get("unsupervised") or {}).get("score")
-        for name in ("loss", "knn", "linear", "label_free"):
+        for name in ("loss", *ACCURACIES, "label_free"):
             if (value := shown.get(name)) is not None:
                 self._curves.setdefault(name, []).append((record["round"], value))
 

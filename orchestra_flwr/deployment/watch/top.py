@@ -64,7 +64,8 @@ def run_top(config: TopConfig) -> None:
             try:
                 shown = snapshot(str(config.server))
             except (OSError, ValueError) as error:
-                shown.caption = Text(f"{error}; what is above is old", style="red")
+                # Above, since a low terminal cuts off the end.
+                shown.title = Text(f"{error}; what is below is old", style="red")
             live.update(shown, refresh=True)
 
 
@@ -108,20 +109,22 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if status["rounds"] or status["state"] != "idle":
         yield "round", f"{status['round']} of {status['rounds']}"
     yield "since then", duration(status["time"] - status["since"])
-    if status.get("names"):
-        named = (f"{each['name']} {each['state'].replace('_', ' ')}" for each in status["names"])
-        yield "by name", ", ".join(named)
     if replies and status["method"]:  # else there is no run
         sent_to, failed = sum(replies.values()), replies["failed"]
         yield "replies", f"{sent_to} of {status['cohort']}, {failed} failed"
         yield "time left", status["time_left"] or "not known yet"
     for name, points in status["curves"].items():
-        yield name, f"{points[-1][1]:.3f} in round {points[-1][0]}"
+        if points:  # a client that has not trained yet has none
+            yield name, f"{points[-1][1]:.3f} in round {points[-1][0]}"
     if status["round_seconds"] is not None:
         yield "last round", duration(status["round_seconds"])
     yield "sent", f"{size(sent['up'])} up, {size(sent['down'])} down"
     for name in ("clients", "encoder", "dropped", "answers", "epsilon", "certificates"):
         if values := {key: value for key, value in status.get(name, {}).items() if value}:
-            days = " (days left)" if name == "certificates" else ""
-            shown = (f"{key.replace('_', ' ')} {value:.4g}" for key, value in values.items())
-            yield name, ", ".join(shown) + days
+            files = name == "certificates"
+            words = {key if files else key.replace("_", " "): v for key, v in values.items()}
+            shown = ", ".join(f"{key} {value:.4g}" for key, value in words.items())
+            yield name, shown + " (days left)" * files
+    if status.get("names"):  # up to 200: last, where a low terminal cuts them off
+        named = (f"{each['name']} {each['state'].replace('_', ' ')}" for each in status["names"])
+        yield "by name", ", ".join(named)

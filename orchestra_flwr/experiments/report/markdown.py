@@ -7,6 +7,8 @@ from html import escape as html_escape
 from pathlib import Path
 from urllib.parse import quote
 
+from orchestra_flwr.console.printable import printable
+
 FIGURES = "figures"  # folder beside the report
 NOT_PRIVATE = "**NOT PRIVATE**"
 # Characters with a meaning in Markdown: underscores only at the ends of words, and characters that
@@ -43,8 +45,8 @@ class Table:
 
 
 def escape(text: str) -> str:
-    """Markdown that shows a text as it is."""
-    return SYNTAX.sub(r"\\\g<0>", text)
+    """Markdown that shows a text as it is, on one line."""
+    return SYNTAX.sub(r"\\\g<0>", printable(text))
 
 
 def heading(level: int, text: str) -> str:

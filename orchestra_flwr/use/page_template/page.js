@@ -460,7 +460,7 @@
     const counts = new Map();
     for (const i of images) counts.set(classes[i], (counts.get(classes[i]) ?? 0) + 1);
     return [...counts].sort((a, b) => b[1] - a[1]).slice(0, 3)
-      .map(([c, n]) => `${data.classNames[c]} ${Math.round((100 * n) / images.length)} %`).join(", ");
+      .map(([c, n]) => `${data.classNames[c]}: ${Math.round((100 * n) / images.length)} %`).join(", ");
   };
   const intro = (text) => make("p", { className: "intro", textContent: text });
   const fillClusters = (section) => {

@@ -80,6 +80,11 @@ def test_clients_whose_keys_were_revoked_are_counted_no_more(run, monkeypatch):
     assert run.status.to_dict()["clients"]["here"] == 0
 
 
+def test_images_with_several_labels_have_a_curve_of_their_precision(run):
+    run.record(1, scores={"online": {"map": 0.4}})
+    assert run.status.to_dict()["curves"]["map"] == [(1, 0.4)]
+
+
 def test_bytes_and_dropped_replies_are_sums_of_all_rounds(run):
     silent = {"client": "a", "reason": "no answer in time", "silent": True}
     word = {"client": "b", "reason": "out_of_memory (its memory ...); details", "silent": False}

@@ -11,6 +11,7 @@ from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import top
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
+from orchestra_flwr.deployment.watch.client_status import ClientStatus
 from orchestra_flwr.deployment.watch.federation_status import IdleStatus
 from orchestra_flwr.deployment.watch.watched import watched
 from orchestra_flwr.deployment.watch.web_server import serving
@@ -34,6 +35,7 @@ def address(lines):
 def test_it_prints_how_a_server_is_doing(everything, called):
     everything.status.member("joined", "a")
     everything.status.client_asked("a")
+    everything.status._certificates[0].path = everything.folder.path / "my_ca.crt"
     lines = []
     with watched(WatchConfig(port=0), everything.status.to_dict, lines.append):
         code, out, err = called(f"server={address(lines)}", "once=true")
@@ -43,7 +45,7 @@ def test_it_prints_how_a_server_is_doing(everything, called):
     assert shown["state"] == "training" and shown["waits for"] == "2 of 2 clients"
     assert shown["round"] == "2 of 9" and shown["knn"] == "0.500 in round 1"
     assert shown["by name"] == "a at work, b away" and shown["dropped"] == "no answer 1"
-    assert shown["certificates"] == "ca.crt 10.5 (days left)" and shown["sent"].startswith(
+    assert shown["certificates"] == "my_ca.crt 10.5 (days left)" and shown["sent"].startswith(
         "100 B up"
     )
 
@@ -55,6 +57,28 @@ def test_a_server_without_a_run_has_no_rounds(called, tmp_path):
         code, out, err = called(f"server={address(lines)}", "once=true")
     assert (code, err) == (0, "") and re.search("waits for +a run: orchestra-submit", out)
     assert "a here" in out and "round" not in out and "replies" not in out
+
+
+def test_a_client_that_has_not_trained_yet_has_a_status(called):
+    client = ClientStatus(
+        "a", "host:1", 20, connected=lambda: False, problem=lambda: None, certificates=()
+    )
+    lines = []
+    with watched(WatchConfig(port=0), client.to_dict, lines.append):
+        code, out, err = called(f"server={address(lines)}", "once=true")
+    assert (code, err) == (0, "") and re.search("state +connecting", out) and "loss" not in out
+
+
+def test_many_names_hide_nothing_else(run, called, monkeypatch):
+    """A terminal shows the beginning of what is too high for it."""
+    run.names = [f"client-{number}" for number in range(200)]
+    run.record(1)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = []
+    with watched(WatchConfig(port=0), run.status.to_dict, lines.append):
+        out = called(f"server={address(lines)}", "once=true")[1].splitlines()
+    assert max(map(len, out)) <= 40 and len(out) > 60
+    assert any("loss" in line for line in out[:20]) and "away" in out[-1]
 
 
 def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
@@ -72,7 +96,7 @@ def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
             pass
 
         def update(self, table, refresh):
-            shown.append(table.caption and str(table.caption))
+            shown.append(table.title and str(table.title))
             if len(shown) == 4:
                 raise KeyboardInterrupt
 
@@ -84,7 +108,7 @@ def test_it_goes_on_until_it_is_stopped(everything, called, monkeypatch):
         )
         assert called(f"server={address(lines)}", "seconds=0.01")[0] == 0
     assert shown[1] is None and shown[3] is None
-    assert "no status there" in shown[2] and "what is above is old" in shown[2]
+    assert "no status there" in shown[2] and "what is below is old" in shown[2]
 
 
 def test_what_is_no_status_is_one_line(called, tmp_path):

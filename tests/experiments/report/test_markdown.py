@@ -27,3 +27,8 @@ def test_text_is_shown_as_it_is(text):
 def test_code_stays_code_whatever_is_in_it():
     (token,) = MarkdownIt("commonmark").parse(markdown.code("a\n```\n<b>\n````\nb"))
     assert token.type == "fence" and token.content == "a\n```\n<b>\n````\nb\n"
+
+
+def test_a_name_with_a_line_break_stays_in_its_row():
+    table = markdown.Table(("run", "kNN"), (("new\nline", "12 %"),)).markdown()
+    assert table.splitlines()[2:] == [r"| new\\x0aline | 12 % |"]

@@ -1,33 +1,15 @@
 """The report's page in a real browser: what room its tables take."""
 
-import shutil
-
 import pytest
 
 from orchestra_flwr.experiments.report.html import to_html
 from orchestra_flwr.experiments.report.markdown import Table
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = (
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 SIZES = """() => {
     const box = document.querySelector(".scroll"), page = document.documentElement;
     return [box.scrollWidth - box.clientWidth, page.scrollWidth - page.clientWidth,
             box.getBoundingClientRect().width];
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=[*QUIET])
-        yield opened
-        opened.close()
 
 
 @pytest.mark.slow
@@ -45,3 +27,13 @@ def test_a_table_scrolls_only_where_there_is_no_room(browser, columns, width, sc
     assert page_hidden == 0
     if width > 1000:
         assert table_width > 1000  # more than the text beside it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_long_name_of_a_run_leaves_room_for_its_figures(browser, width, tmp_path):
+    table = Table(("run", "kNN"), (("x" * 200, "12.34 %"), ("lr=0.1", "45.6 %")))
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.set_content(to_html("Runs", f"# Runs\n\n{table.markdown()}\n", tmp_path))
+    figure = page.get_by_text("12.34 %").bounding_box()
+    assert figure["x"] + figure["width"] < width
