@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from orchestra_flwr.privacy.secure_sums import SumFailedError, cohort, primitives, quorum
-from orchestra_flwr.privacy.secure_sums.cohort import colluding, degree, failure_probability
+from orchestra_flwr.privacy.secure_sums import SumFailedError, cohort, primitives
+from orchestra_flwr.privacy.secure_sums.cohort import colluding, degree, failure_probability, quorum
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES, SumClient
 
 QUICK = settings(
