@@ -24,7 +24,7 @@ from torch import Tensor
 
 from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.clustering.solvers.alternating import global_clustering
-from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.reporting import environment
 
 RESULT = Path(__file__).parent / "results" / "private_clustering.json"

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.commands.experiment_line import EXPERIMENT_KEYS
-from orchestra_flwr.config import Choice, Config, EvaluateConfig, TermConfig, load, load_config
+from orchestra_flwr.config import Config, EvaluateConfig, load, load_config
+from orchestra_flwr.config.choice import Choice
+from orchestra_flwr.config.choices import TermConfig
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys.command_line import main as keys_main
 from orchestra_flwr.deployment.server_config import ServerConfig

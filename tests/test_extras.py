@@ -22,7 +22,7 @@ from orchestra_flwr.export.hub_folder import export_to_hub
 from orchestra_flwr.extras import SERVER
 from orchestra_flwr.federation.simulation import check_resources
 from orchestra_flwr.optional_formats import LIBRARIES
-from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.reporting.run_result import Result
 from orchestra_flwr.square_image import decode_image
 from orchestra_flwr.training import build_learner

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import orchestra_flwr
-from orchestra_flwr.config import Config, TermConfig
-from orchestra_flwr.config.choices import SolverConfig
+from orchestra_flwr.config import Config
+from orchestra_flwr.config.choices import SolverConfig, TermConfig
 
 LAYERS = [
     ["optional_formats"],

@@ -58,7 +58,7 @@ def private_clustering(
         features: (n, d) target features, one row an image, n >= 1 and d <= 16384. Rows are
             brought to the unit sphere; rows of zeros stay zeros.
         clusters: the paper's L, at least 1.
-        mechanism: the noise, from `privacy.calibrate`.
+        mechanism: the noise, from :func:`~orchestra_flwr.privacy.accounting.calibrate`.
         key: 32 bytes, the source of all randomness. Whoever has it can subtract the noise.
         k_min: minimum of a leaf's noisy count. It keeps weak noise (a large epsilon) from sending
             single rows.

@@ -6,8 +6,8 @@ The subpackage `reading` makes a :class:`Config` from files and command lines.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from orchestra_flwr.config.choice import Choice, Plugin
-from orchestra_flwr.config.choices import DataConfig, MethodConfig, ModelConfig, TermConfig
+from orchestra_flwr.config.choice import Plugin
+from orchestra_flwr.config.choices import DataConfig, MethodConfig, ModelConfig
 from orchestra_flwr.config.run import Config, requested_plugins
 from orchestra_flwr.config.section import (
     Composed,
@@ -26,7 +26,6 @@ from orchestra_flwr.config.sections import (
     BatchNorm,
     Device,
     EvaluationConfig,
-    FederationConfig,
     LogFormat,
     LoggingConfig,
     Normalisation,
@@ -66,23 +65,17 @@ if TYPE_CHECKING:
         read_run,
     )
 else:
-    # Clients get a configuration as JSON, and need not import Hydra.
-    _IMPORTED_LATER = {
-        "evaluate": ("EvaluateConfig", "OfSavedEncoder", "SavedEncoderConfig", "encoder_file"),
-        "reading.compose": (
-            *("described", "load", "load_config"),
-            *("without_options_of_others", "without_unread"),
-        ),
-        "reading.hydra_overrides": ("conf_dir",),
-        "reading.overrides": ("override_text", "swept_values"),
-        "reading.resume": ("WITHOUT_EFFECT", "MAY_GROW", "RESUME_MAY_CHANGE", "is_free"),
-        "reading.saved_config": ("config_to_yaml", "read_config_file", "read_run"),
-    }
+    # Clients get a configuration as JSON, and need not import Hydra, as the last four do.
+    _IMPORTED_LATER = (
+        *("evaluate", "reading.saved_config", "reading.resume"),
+        *("reading.overrides", "reading.hydra_overrides", "reading.compose"),
+    )
 
     def __getattr__(name: str) -> object:
-        for module, names in _IMPORTED_LATER.items():
-            if name in names:
-                return getattr(import_module(f"{__name__}.{module}"), name)
+        for module in _IMPORTED_LATER if name in __all__ else ():
+            found = import_module(f"{__name__}.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -93,7 +86,6 @@ __all__ = [
     "WITHOUT_EFFECT",
     "AugmentationConfig",
     "BatchNorm",
-    "Choice",
     "Composed",
     "Config",
     "ConfigError",
@@ -101,7 +93,6 @@ __all__ = [
     "Device",
     "EvaluateConfig",
     "EvaluationConfig",
-    "FederationConfig",
     "LogFormat",
     "LoggingConfig",
     "MethodConfig",
@@ -116,7 +107,6 @@ __all__ = [
     "SavedEncoderConfig",
     "ScoresConfig",
     "Section",
-    "TermConfig",
     "TrainingConfig",
     "Wire",
     "WithPlugins",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orchestra_flwr.console.quiet_logger import quiet_logger
 from orchestra_flwr.export.programs import INPUT, OUTPUT
 from orchestra_flwr.machine_limits import usable_cpus
 
@@ -47,10 +48,7 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
     with TemporaryDirectory() as folder:
         plain, prepared, result = (Path(folder) / f"{n}.onnx" for n in ("plain", "ready", "int8"))
         plain.write_bytes(model)
-        root = logging.getLogger()
-        level = root.level
-        root.setLevel(logging.ERROR)  # it logs advice to the root
-        try:
+        with quiet_logger(None, logging.ERROR):  # it logs advice to the root
             quant_pre_process(plain, prepared, skip_symbolic_shape=True)
             quantize_static(
                 prepared,
@@ -64,8 +62,6 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
                 per_channel=True,
                 extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
             )
-        finally:
-            root.setLevel(level)
         return result.read_bytes()
 
 

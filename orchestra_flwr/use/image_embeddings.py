@@ -15,6 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.quiet_logger import quiet_logger
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.files import at_home
@@ -109,7 +110,9 @@ def embed(
     missing = [number for number in range(len(parts)) if number not in done]
     size = encoder.spec.image_size
     decoded = _decoded_ahead(archive, [parts[number] for number in missing], size)
-    with torch_threads(), _silent_decoding(), image_count(len(names)) as on_progress:
+    # Progress of decoding would mix with the count of images.
+    quiet = quiet_logger("orchestra_flwr.data", logging.WARNING)
+    with torch_threads(), quiet, image_count(len(names)) as on_progress:
         on_progress(finished, len(names))
         for number, images in zip(missing, decoded, strict=True):
             done[number] = _embed_part(encoder, parts[number], images, batch_size)
@@ -120,18 +123,6 @@ def embed(
     if not joined.paths:
         raise ConfigError(f"no image can be read ({': '.join(joined.broken[0])})")
     return joined
-
-
-@contextmanager
-def _silent_decoding() -> Iterator[None]:
-    """Silences the progress of decoding, which would mix with the count of images."""
-    decoding = logging.getLogger("orchestra_flwr.data")
-    level = decoding.level
-    decoding.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        decoding.setLevel(level)
 
 
 def fit_channels(images: Tensor, channels: int) -> Tensor:

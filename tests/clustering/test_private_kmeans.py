@@ -13,7 +13,7 @@ from orchestra_flwr.clustering.private_kmeans import (
     noisy_sums,
     private_clustering,
 )
-from orchestra_flwr.privacy import ClusteringMechanism
+from orchestra_flwr.privacy.accounting import ClusteringMechanism
 
 UNLIKELY = 1e-4  # seeds are fixed: a test that passes today passes always
 STRONG = ClusteringMechanism(0.8, 1e-3, 20, 3.19, 0.0157)

@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from orchestra_flwr.config import Config, ConfigError, TermConfig, conf_dir, load_config
+from orchestra_flwr.config import Config, ConfigError, conf_dir, load_config
+from orchestra_flwr.config.choices import TermConfig
 
 CHOICES = {
     key: field.annotation

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from orchestra_flwr.privacy import ClusteringMechanism, calibrate, spent
+from orchestra_flwr.privacy.accounting import ClusteringMechanism, calibrate, spent
 
 DELTA = 1e-3
 

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from orchestra_flwr.clustering.local_clusters import local_clustering
 from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.methods import build_method
-from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 

@@ -19,7 +19,7 @@ from orchestra_flwr.clustering.private_kmeans import (
     noisy_sums,
     private_clustering,
 )
-from orchestra_flwr.privacy import ClusteringMechanism, calibrate, spent
+from orchestra_flwr.privacy.accounting import ClusteringMechanism, calibrate, spent
 from orchestra_flwr.privacy.discrete_gaussian import discrete_gaussian
 from orchestra_flwr.privacy.noisy_sums import NoisySum, sums_epsilon
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.privacy import ClientBounds, ClientLedger, ClusteringMechanism, spent
+from orchestra_flwr.privacy.accounting import ClusteringMechanism, spent
+from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 from orchestra_flwr.privacy.release import Release
 
 DELTA = 1e-3

@@ -14,7 +14,7 @@ from orchestra_flwr.clustering.local_clusters import local_clustering
 from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.config import load_config
 from orchestra_flwr.methods import build_method
-from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.accounting import calibrate
 
 CLIENT, PUBLIC, ATTACKED = 128, 600, 16
 COMPONENTS, STEPS, PRIOR = 30, 120, 3e-3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.privacy.release import Contribution, Release
 
 ROWS = {"centroids": (8, 5), "counts": (1, 3)}

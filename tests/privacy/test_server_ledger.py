@@ -3,7 +3,8 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.privacy import ServerLedger, calibrate, spent
+from orchestra_flwr.privacy.accounting import calibrate, spent
+from orchestra_flwr.privacy.server_ledger import ServerLedger
 
 DELTA = 1e-3
 

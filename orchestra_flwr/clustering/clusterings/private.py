@@ -17,7 +17,7 @@ from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.config import Config, PrivacyConfig, Section
 from orchestra_flwr.data import first_occurrences
 from orchestra_flwr.models import check_statistics
-from orchestra_flwr.privacy import calibrate
+from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.privacy.release import Contribution, Release
 from orchestra_flwr.seeding import ClientSeed, torch_generator
 

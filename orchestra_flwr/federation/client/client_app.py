@@ -7,7 +7,6 @@ import contextlib
 import logging
 import platform
 import threading
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.console.quiet_logger import quiet_logger
 from orchestra_flwr.data import Dataset, limited_dataset, shift_images
 from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
@@ -136,7 +136,7 @@ def _loaded(config_json: str, split: str = "") -> tuple[Config, Population, Tens
 def _load(config_json: str) -> tuple[Config, Population, Tensor, Tensor | None]:
     config = Config.from_json(config_json)
     device = resolve_device(config.device)
-    with _warned_before():
+    with quiet_logger("orchestra_flwr.data", logging.ERROR):  # the server has warned of the same
         population = load_population(config)
     train = population.dataset.train
     labels = labels_for(config, train)
@@ -158,18 +158,6 @@ def _untrained(config_json: str) -> Learner:
 def _built(config_json: str) -> Learner:
     config, _, images, _ = _load(config_json)
     return build_learner(config, images.shape[1]).to(images.device)
-
-
-@contextlib.contextmanager
-def _warned_before() -> Iterator[None]:
-    """Silences warnings about images: the server read the same ones and has already warned."""
-    logger = logging.getLogger("orchestra_flwr.data")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @lru_cache(maxsize=1)

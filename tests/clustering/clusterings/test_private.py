@@ -5,7 +5,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.methods import Received, build_method, release_of
-from orchestra_flwr.privacy import ClusteringMechanism
+from orchestra_flwr.privacy.accounting import ClusteringMechanism
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 

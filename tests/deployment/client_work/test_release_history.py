@@ -8,7 +8,7 @@ import pytest
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, METRICS
-from orchestra_flwr.privacy import calibrate, spent
+from orchestra_flwr.privacy.accounting import calibrate, spent
 from orchestra_flwr.privacy.client_ledger import ClientBounds, ClientLedger
 
 NO_BOUNDS = ClientBounds(k_min=1, epsilon=None, total_epsilon=None, delta=1e-3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.experiments.report.charts import draw_embeddings, draw_progress
+from orchestra_flwr.experiments.report.charts import draw_embeddings, draw_progress, draw_rounds
 from orchestra_flwr.experiments.results.runs import read_run
 
 ROUND = {"loss": {"total": 1.0}, "scores": {"target": {"knn": 0.5}}, "seconds": 3.0}
@@ -33,3 +33,20 @@ def test_names_that_begin_with_an_underscore_are_in_the_legend(make_run):
     for figure in (draw_progress({"_ant": [run], "bee": [run]}), draw_embeddings({"a": embedding})):
         (legend,) = figure.legends
         assert [text.get_text().strip() for text in legend.get_texts()] == ["_ant", "bee"]
+
+
+def test_a_curve_over_the_rounds_is_the_mean_of_the_seeds_in_a_band(make_run):
+    """Only of rounds that all seeds have: its lower end is in round 1, its upper one in 2."""
+    seeds = [
+        read_run(make_run(f"seed{number}", {}, metrics=[
+            {**ROUND, "round": at + 1, "scores": {"target": {"knn": score}}}
+            for at, score in enumerate(scores)
+        ]))
+        for number, scores in enumerate([(0.2, 0.4), (0.4, 0.8, 0.9)])
+    ]  # fmt: skip
+    (panel,) = draw_rounds({"one": {"ours": seeds}}).axes
+    (curve,) = panel.lines
+    assert curve.get_xydata().tolist() == pytest.approx(np.array([[1, 30], [2, 60]]))
+    (band,) = panel.collections
+    box = band.get_datalim(panel.transData)
+    assert (box.y0, box.y1) == pytest.approx((30 - 10 * 2**0.5, 60 + 20 * 2**0.5))

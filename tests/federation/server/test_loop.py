@@ -34,7 +34,7 @@ from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role
-from orchestra_flwr.privacy import calibrate, spent
+from orchestra_flwr.privacy.accounting import calibrate, spent
 from orchestra_flwr.privacy.updates import composed_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress, run_estimate
 from orchestra_flwr.seeding import torch_generator

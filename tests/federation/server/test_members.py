@@ -10,6 +10,7 @@ from orchestra_flwr.federation.engines.inline import InlineGrid
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.messages.fields import CONFIG
+from orchestra_flwr.federation.messages.replies import MAX_IMAGES
 from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.reply_upload import UnreadableReplyError
@@ -198,6 +199,8 @@ def test_refusals_are_shown_with_their_meaning_and_no_text_of_the_client(network
     network.nodes[5], network.answers[5] = "", "out_of_memory"
     network.join(6, "e\033[2J")
     network.join(7, 65 * "x")
+    network.join(8, "f", images=0)
+    network.join(9, "g", images=MAX_IMAGES + 1)
     known = members()
     assert known.connected() == {"b": 2}
     details = "details are on the client's terminal; it is asked again"
@@ -207,6 +210,9 @@ def test_refusals_are_shown_with_their_meaning_and_no_text_of_the_client(network
     )
     assert f"client c is refused: failed (an error that it did not expect); {details}" in said
     assert "client d is refused: it does not say how many images it has; it is asked again" in said
+    for name, images in (("f", 0), ("g", MAX_IMAGES + 1)):
+        line = f"client {name} is refused: it says that it has {images} images; it is asked again"
+        assert line in said
     for node in (6, 7):
         assert f"client at node {node} is refused: it gives no name; it is asked again" in said
     assert (
@@ -214,7 +220,7 @@ def test_refusals_are_shown_with_their_meaning_and_no_text_of_the_client(network
         in said
     )
     known.connected()
-    assert len(network.sent) == 7  # who was refused is not asked again at once
+    assert len(network.sent) == 9  # who was refused is not asked again at once
 
 
 def test_a_client_that_refused_is_asked_again_less_and_less_often(

@@ -64,6 +64,13 @@ def test_a_list_with_somebody_twice_or_unknown_is_refused(one, survivors):
     assert is_over(client)
 
 
+def test_a_client_that_is_left_out_of_a_list_stops(one):
+    one.until("input")
+    client = one.clients["c000"]
+    refused(client.mask, NAMES[1:], one.vectors["c000"], "of all", match="its own shares are left")
+    assert is_over(client)
+
+
 def test_nothing_is_unmasked_twice(one):
     one.until("unmask")
     client = one.clients["c000"]

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from orchestra_flwr.privacy.secure_sums import SumFailedError, cohort, primitives, quorum
-from orchestra_flwr.privacy.secure_sums.cohort import colluding, degree, failure_probability
+from orchestra_flwr.privacy.secure_sums import SumFailedError, cohort, primitives
+from orchestra_flwr.privacy.secure_sums.cohort import colluding, degree, failure_probability, quorum
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES, SumClient
 
 QUICK = settings(
@@ -355,3 +355,39 @@ def test_two_quorums_have_an_honest_member_in_common():
     for count in range(3, cohort.MOST_CLIENTS + 1):
         assert 2 * quorum(count) - count > colluding(count)
         assert quorum(count) + colluding(count) <= count + 1  # honest ones alone nearly suffice
+
+
+@pytest.mark.parametrize("boxes", [{"c009": "00"}, {"c000": "00"}])
+def test_shares_for_nobody_in_the_sum_or_for_oneself_are_not_taken(tools, boxes):
+    one = tools.Sum(4).until("boxes")
+    taken = dict(one.server._boxes)
+    with pytest.raises(ValueError, match="shares for clients that are not in the sum"):
+        one.server.take_shares("c000", {"boxes": boxes, "commitment": "00"})
+    assert one.server._boxes == taken
+
+
+def test_a_vector_is_added_once_and_only_of_who_is_in_the_sum(tools):
+    one = tools.Sum(4, gone={"boxes": ["c003"]}).until("confirm")
+    for name in ("c000", "c003", "c009"):
+        with pytest.raises(ValueError, match="a vector of a client that is not in the sum"):
+            one.server.take_vector(name, tools.vector(7), "00")
+    assert all(map(np.array_equal, one.total_from("confirm"), one.expected(one.names[:3])))
+
+
+@pytest.mark.parametrize("damage", [
+    lambda v: v[:2], lambda v: [part[:-1] for part in v], lambda v: [p.astype("<u8") for p in v],
+])  # fmt: skip
+def test_a_vector_of_another_length_or_type_is_not_added(tools, damage):
+    one = tools.Sum(4).until("input")
+    with pytest.raises(ValueError, match="a vector of another length or type"):
+        one.server.take_vector("c000", damage(tools.vector(0)), "00")
+    assert all(map(np.array_equal, one.total_from("input"), one.expected(one.names)))
+
+
+def test_who_confirms_without_its_key_drops_out_and_the_others_go_on(tools):
+    one = tools.Sum(6).until("confirm")
+    one.server._verify = one.verify
+    with pytest.raises(ValueError, match="a list of clients that is not signed by its registered"):
+        one.server.take_signature("c005", bytes(64).hex())
+    one.gone = {"confirm": ["c005"]}
+    assert all(map(np.array_equal, one.total_from("confirm"), one.expected(one.names)))
