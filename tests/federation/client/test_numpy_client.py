@@ -285,7 +285,7 @@ def test_scores_beside_a_clip_have_statistics_of_images(
         calls.append(backbone)
         return recalibrated(backbone, *rest, **more)
 
-    monkeypatch.setattr("orchestra_flwr.federation.client.scoring.recalibrated", noted)
+    monkeypatch.setattr("orchestra_flwr.models.batch_norm.recalibrated", noted)
     client = OrchestraClient(
         config, "0", images(count), state_folder=ClientStateFolder(tmp_path / "state", "run")
     )
