@@ -62,6 +62,21 @@ def test_this_machine_has_as_many_cores_as_its_workers_need(tiny):
     assert backend["client_resources"]["num_cpus"] == 2
 
 
+@pytest.mark.parametrize(
+    ("gib", "threads", "cores"),
+    [(64, 1, 16), (8, 1, 7), (8, 2, 14), (8, 3, 16), (1, 1, 1), (1, 4, 4)],
+)
+def test_workers_fit_into_memory_unless_their_number_is_given(
+    tiny, monkeypatch, gib, threads, cores
+):
+    """A worker takes a GiB, and so does the server."""
+    monkeypatch.setattr(resources, "usable_cpus", lambda: 16)
+    monkeypatch.setattr(resources, "usable_memory", lambda: gib * 2**30)
+    overrides = (*RAY, f"training.threads={threads}")
+    assert available_nodes(tiny(*overrides)) == [Node(cores, 0)]
+    assert available_nodes(tiny(*overrides, "engine.workers=5")) == [Node(5 * threads, 0)]
+
+
 def test_on_a_cluster_nothing_is_asked_of_this_machine(tiny, monkeypatch):
     cluster = [Node(4, 2), Node(2, 0)]
     monkeypatch.setattr(resources, "_cluster_nodes", lambda address: cluster)
