@@ -35,6 +35,7 @@ class Backbone(FreezableNorms, Plugin):
 
     Attributes:
         dim: width of the features; set in `__init__`.
+        settings: as below.
 
     Args:
         settings: the backbone's own options, an object of its `Settings`.
@@ -53,6 +54,7 @@ class Backbone(FreezableNorms, Plugin):
 
     def __init__(self, settings: Any, model: ModelConfig, channels: int) -> None:
         super().__init__()
+        self.settings = settings
 
     @classmethod
     def check(cls, config: Config) -> None:

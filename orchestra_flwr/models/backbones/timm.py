@@ -48,7 +48,7 @@ class Timm(Backbone):
 
     def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
-        self.settings, self._channels = settings, channels
+        self._channels = channels
         _check_name(_library(), settings.timm)  # timm itself would load "hf-hub:..." from a network
         try:
             self.model = _created(settings, channels)

@@ -55,7 +55,6 @@ class ViTTiny(Backbone):
 
     def __init__(self, settings: Settings, model: ModelConfig, channels: int) -> None:
         super().__init__(settings, model, channels)
-        self.settings = settings
         self.dim = model.width
         self.embedding = nn.Linear(channels * settings.patch**2, self.dim)
         self.positions = nn.Parameter(torch.empty(settings.patches, self.dim))

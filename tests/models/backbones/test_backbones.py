@@ -145,7 +145,8 @@ MINE = """
         def __init__(self, settings, model, channels):
             super().__init__(settings, model, channels)
             self.dim = model.width
-            self.embed = nn.Conv2d(channels, self.dim, settings.patch, settings.patch)
+            patch = self.settings.patch
+            self.embed = nn.Conv2d(channels, self.dim, patch, patch)
             self.norm = norm_layer(model.norm, model.groups)(self.dim)
 
         def forward(self, x):
