@@ -24,7 +24,6 @@ from orchestra_flwr.config import (
     EvaluateConfig,
     config_to_yaml,
     described,
-    encoder_file,
     load,
 )
 from orchestra_flwr.console.json_lines import JsonFormatter, show_error
@@ -319,10 +318,8 @@ def _label(config: LabelConfig) -> int:
 
 
 def _compare(config: CompareConfig) -> int:
-    from orchestra_flwr.reporting import check_place
     from orchestra_flwr.use.compare_command import run_compare
 
-    check_place(config.results, encoder_file(config.after))
     return run_command(partial(run_compare, config), BEGINS_AGAIN, OSError, ValueError)
 
 

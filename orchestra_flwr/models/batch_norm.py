@@ -116,13 +116,18 @@ class BatchNormPolicy:
         """Whether the backbone has BatchNorm; heads may have it even if not."""
         return bool(self.model.plugin.has_batch_norm(self.model))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether each client keeps norms of its own."""
+        return self.name == "local"
+
     def kept_by_clients(self, learner: nn.Module) -> set[str]:
         """Names of the shared tensors that stay with each client instead.
 
         Raises:
             ConfigError: there is no BatchNorm.
         """
-        if self.name != "local":
+        if not self.is_local:
             return set()
         names = {f"{path}.{name}" for path, norm in _norms(learner) for name in norm.state_dict()}
         if not names:
@@ -139,7 +144,7 @@ class BatchNormPolicy:
         trained weights, so clipping would leave almost nothing of the training, and noise would
         make variances negative.
         """
-        if self.name == "local":
+        if self.is_local:
             return set()
         all_norms = self.name == "recalibrated" or self.clips
         frozen = {norm for network in learner.modules() for norm in _frozen_norms(network)}
@@ -206,7 +211,7 @@ def check_batch_norm(config: Config) -> None:
     chosen = f"model.batch_norm={model.batch_norm}"
     own = f"merging={merging.name}" if merging.plugin.local_norms else policy.asked_by
     for key, value in {"init": config.init, **model.first_weights}.items():
-        if value is not None and (policy.name == "local" or merging.plugin.local_norms):
+        if value is not None and (policy.is_local or merging.plugin.local_norms):
             raise ValueError(
                 f"{key}={value}: must not be given with {own}, whose clients begin "
                 "with BatchNorm of their own"
@@ -257,7 +262,7 @@ def check_statistics(config: Config, reader: str, *, sent: bool = False) -> None
         ValueError: names them and the remedy.
     """
     policy, model, clip = BatchNormPolicy.of(config), config.model, config.privacy.clip
-    if sent and policy.name == "local":
+    if sent and policy.is_local:
         raise ValueError(
             f"{policy.asked_by}: each client's own BatchNorm does not go with {reader}, which "
             "takes features of the model as the server sent it"

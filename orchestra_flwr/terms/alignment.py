@@ -88,7 +88,7 @@ class Alignment(Term):
         assert received.state is not None
         images, size, by = received.images, self._batch_size, self._normalisation
         backbone = _as_received(method, "backbone", received)
-        if self._batch_norm.name == "local":
+        if self._batch_norm.is_local:
             backbone = self._batch_norm.on_client(backbone, images, size, by)
         features = extract_features(backbone, images, size, by=by)
         if self._frozen == "projector":

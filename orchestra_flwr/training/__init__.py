@@ -1,7 +1,7 @@
 """Local training: what is trained, the one loop that trains it, its optimizers."""
 
 from orchestra_flwr.training.client_threads import client_threads
-from orchestra_flwr.training.devices import resolve_device, torch_threads
+from orchestra_flwr.training.devices import cores_for_clients, resolve_device, torch_threads
 from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.model_check import check_model
@@ -15,6 +15,7 @@ __all__ = [
     "build_learner",
     "check_model",
     "client_threads",
+    "cores_for_clients",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",

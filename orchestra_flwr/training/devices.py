@@ -6,7 +6,10 @@ from contextlib import contextmanager
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.machine_limits import usable_cpus
+from orchestra_flwr.machine_limits import usable_cpus, usable_memory
+
+# Bytes of a process that trains a ResNet-18 on a CPU, or of the server; small networks take less.
+PROCESS_MEMORY = 2**30
 
 
 @contextmanager
@@ -22,6 +25,16 @@ def torch_threads(count: int | None = None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(previous)
+
+
+def cores_for_clients(threads: int) -> int:
+    """This machine's CPU cores for processes that each train a client in `threads` threads.
+
+    They are no more than there is memory for such processes beside the server, because a container
+    whose memory runs out is killed whole; but always enough for one process.
+    """
+    processes = usable_memory() // PROCESS_MEMORY - 1
+    return max(min(usable_cpus(), processes * threads), threads)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -24,6 +24,7 @@ from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Encoder, encoder_at, extract_features, recalibrated
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
+from orchestra_flwr.reporting import check_place
 from orchestra_flwr.seeding import numpy_generator, torch_generator
 from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
@@ -46,12 +47,13 @@ def run_compare(config: CompareConfig) -> None:
     """Compares the encoders that a configuration names, prints a table and writes a page.
 
     Raises:
-        ConfigError: no encoder, no images, or labels that cannot be used.
+        ConfigError: no encoder, no images, labels that cannot be used, or no place for results.
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
     device = resolve_device(config.device)
     file = encoder_file(config.after)
+    check_place(config.results, file)
     after = encoder_at(f"after={config.after}", file, device, config.plugins)
     with opened_images(config.images, "images") as (archive, files):
         labels = _labels(config, files)

@@ -121,10 +121,13 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "sent", f"{size(sent['up'])} up, {size(sent['down'])} down"
     for name in ("clients", "encoder", "dropped", "answers", "epsilon", "certificates"):
         if values := {key: value for key, value in status.get(name, {}).items() if value}:
-            files = name == "certificates"
-            words = {key if files else key.replace("_", " "): v for key, v in values.items()}
-            shown = ", ".join(f"{key} {value:.4g}" for key, value in words.items())
-            yield name, shown + " (days left)" * files
+            yield name, _listed(name, values)
     if status.get("names"):  # up to 200: last, where a low terminal cuts them off
         named = (f"{each['name']} {each['state'].replace('_', ' ')}" for each in status["names"])
         yield "by name", ", ".join(named)
+
+
+def _listed(name: str, values: Mapping[str, float]) -> str:
+    if name == "certificates":  # by the names of their files
+        return ", ".join(f"{file} {days:.4g}" for file, days in values.items()) + " (days left)"
+    return ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in values.items())

@@ -9,15 +9,15 @@ from orchestra_flwr.federation.engines.base import Engine, Serve
 from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
 from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError, RaySettings
 from orchestra_flwr.federation.engines.resources import against_one_gpu
-from orchestra_flwr.machine_limits import usable_cpus
+from orchestra_flwr.training import cores_for_clients
 
 # Local epochs on images of 32 pixels; on digits they take about as long as Ray's start, 10 s.
 MIN_EPOCHS, PIXELS = 100, 32
 
 
 class AutoEngine(Engine):
-    """Ray, but inline for small runs, on one core, on one of several GPUs that the run names, and
-    where Ray is missing or does not start.
+    """Ray, but inline for small runs, where cores or memory hold one client at a time, on one of
+    several GPUs that the run names, and where Ray is missing or does not start.
 
     A run is small with fewer than 100 local epochs, counted over all clients and rounds; a fourth
     of that for images with four times the pixels. If one of Ray's options is given, Ray is chosen
@@ -80,8 +80,8 @@ class AutoEngine(Engine):
         epochs = cohort * federation.rounds * training.local_epochs
         if importlib.util.find_spec("ray") is None:
             return "Ray is not installed"
-        if usable_cpus() < 2 * training.threads:
-            return "there is one core" + (" for each client" if training.threads > 1 else "")
+        if cores_for_clients(training.threads) < 2 * training.threads:
+            return "this machine's cores and memory hold one client at a time"
         size = self.config.data.view_size
         needed = math.ceil(MIN_EPOCHS * min(1, PIXELS / size) ** 2)
         if epochs < needed:

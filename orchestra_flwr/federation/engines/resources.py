@@ -13,11 +13,7 @@ import torch
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.engines.gpu_memory import measured_share
 from orchestra_flwr.flower.ray_processes import load_ray
-from orchestra_flwr.machine_limits import usable_cpus, usable_memory
-from orchestra_flwr.training import resolve_device
-
-# Bytes of a worker that trains a ResNet-18 on a CPU, and of the server; a small convnet takes less.
-WORKER_MEMORY = 2**30
+from orchestra_flwr.training import cores_for_clients, resolve_device
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,6 @@ class Node:
 def available_nodes(config: Config) -> list[Node]:
     """The machines on which clients are trained; joins the cluster of `engine.address`.
 
-    Of this machine no more cores are counted than there is memory for workers, unless
-    `engine.workers` says how many there are: a container would be killed whole.
-
     Raises:
         ConfigError: the cluster cannot be joined, or this machine lacks the GPU that is asked for.
     """
@@ -41,8 +34,7 @@ def available_nodes(config: Config) -> list[Node]:
     if address is not None:
         return _cluster_nodes(address)
     threads = config.training.threads
-    fitting = usable_memory() // WORKER_MEMORY - 1
-    cores = workers * threads if workers else max(min(usable_cpus(), fitting * threads), threads)
+    cores = workers * threads if workers else cores_for_clients(threads)
     on_gpu = resolve_device(config.device).type == "cuda"
     return [Node(cores, torch.cuda.device_count() if on_gpu else 0)]
 

@@ -39,7 +39,6 @@ from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_records import named, overhead, round_record, run_summary
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
-from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.reporting import (
@@ -54,6 +53,7 @@ from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
+from orchestra_flwr.training import cores_for_clients
 from orchestra_flwr.training.process_memory import used_memory
 
 
@@ -152,7 +152,7 @@ class FederationRun:
         here = self.workers is not None  # whether clients are trained on this machine
         return RunEstimate(
             self.config,
-            cores=usable_cpus() if here else 0,
+            cores=cores_for_clients(self.config.training.threads) if here else 0,
             workers=self.workers,
             memory=used_memory if here else None,
             message=self.progress.message,

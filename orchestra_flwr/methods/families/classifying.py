@@ -90,7 +90,7 @@ class PseudoLabelling(StartsRounds, Classifying):
             return
         images, size, by = received.images, self._batch_size, self._normalisation
         backbone = self.backbone
-        if self._batch_norm.name == "local":
+        if self._batch_norm.is_local:
             backbone = self._batch_norm.on_client(backbone, images, size, by)
         probabilities = class_probabilities(backbone, self.classifier, images, by, size)
         self._pseudo = self.pseudo_labels(probabilities)

@@ -15,6 +15,7 @@ from orchestra_flwr.federation.engines.ray import RayEngine
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.flower import ray_start
 from orchestra_flwr.flower.ray_start import RayStartError
+from orchestra_flwr.training import devices
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def cores(monkeypatch):
     """Two, unless a test asks for another number."""
 
     def there_are(count):
-        monkeypatch.setattr(auto, "usable_cpus", lambda: count)
+        monkeypatch.setattr(devices, "usable_cpus", lambda: count)
 
     there_are(2)
     return there_are
@@ -60,10 +61,15 @@ def test_fewer_than_100_local_epochs_are_inline(engine, overrides, kind):
 def test_one_core_is_inline(engine, cores):
     long = ("federation.rounds=100",)
     cores(1)
-    assert "there is one core" in engine(*long).remark
+    assert "cores and memory hold one client at a time" in engine(*long).remark
     cores(3)
     assert type(engine(*long, "training.threads=2").chosen) is InlineEngine
     assert type(engine(*long).chosen) is RayEngine
+
+
+def test_memory_for_one_client_is_inline(engine, monkeypatch):
+    monkeypatch.setattr(devices, "usable_memory", lambda: 5 * 2**29)  # the server's GiB, and 1.5
+    assert "memory hold one client at a time" in engine("federation.rounds=100").remark
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from orchestra_flwr.federation.engines.resources import (
     ray_backend,
     worker_count,
 )
+from orchestra_flwr.training import devices
 
 RAY = ("engine=ray",)
 
@@ -70,8 +71,8 @@ def test_workers_fit_into_memory_unless_their_number_is_given(
     tiny, monkeypatch, gib, threads, cores
 ):
     """A worker takes a GiB, and so does the server."""
-    monkeypatch.setattr(resources, "usable_cpus", lambda: 16)
-    monkeypatch.setattr(resources, "usable_memory", lambda: gib * 2**30)
+    monkeypatch.setattr(devices, "usable_cpus", lambda: 16)
+    monkeypatch.setattr(devices, "usable_memory", lambda: gib * 2**30)
     overrides = (*RAY, f"training.threads={threads}")
     assert available_nodes(tiny(*overrides)) == [Node(cores, 0)]
     assert available_nodes(tiny(*overrides, "engine.workers=5")) == [Node(5 * threads, 0)]
