@@ -13,6 +13,7 @@ import itertools
 import pkgutil
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Room:
                 f"class {plugin.__name__} in {inspect.getfile(plugin)} lacks what {self.base} asks "
                 f"for: {missing}"
             )
+        if plugin is not None and homes[0].__name__ != self.package:
+            _check_parameters(plugin)
         if plugin is not None and homes[0].__name__ == self.package:
             _own[self, name] = plugin
         return plugin
@@ -186,6 +189,26 @@ def conf_folders(packages: Sequence[str]) -> list[Path]:
     """
     folders = [Path(f) / "conf" for p in packages for f in _import_user_package(p).__path__]
     return [folder for folder in folders if folder.is_dir()]
+
+
+def _check_parameters(plugin: type[Any]) -> None:
+    """Whether a user's methods can be called like those of this package that they replace."""
+    ours = [each for each in plugin.__mro__ if each.__module__.startswith("orchestra_flwr.")]
+    for name, method in vars(plugin).items():
+        replaced = next((vars(each)[name] for each in ours if name in vars(each)), None)
+        theirs, base = (getattr(each, "__func__", each) for each in (method, replaced))
+        if name == "__init__" or not (inspect.isfunction(theirs) and inspect.isfunction(base)):
+            continue
+        expected = inspect.signature(base)
+        given = inspect.BoundArguments(expected, OrderedDict(expected.parameters))
+        try:
+            inspect.signature(theirs).bind(*given.args, **given.kwargs)
+        except TypeError as error:
+            place = f"{theirs.__code__.co_filename}:{theirs.__code__.co_firstlineno}"
+            takes = ", ".join(expected.parameters)
+            raise PluginError(
+                f"{plugin.__name__}.{name} ({place}) must take ({takes}): {error}"
+            ) from error
 
 
 def _users_places(error: Exception) -> list[tuple[FrameType, int]]:

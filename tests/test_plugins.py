@@ -117,6 +117,32 @@ def test_two_classes_in_a_file_are_refused(user_package):
     )
 
 
+@pytest.mark.parametrize("taken", ["images, indices, client, seed", "images, *rest", "*all"])
+def test_a_method_may_name_its_parameters_as_it_likes(user_package, taken):
+    mine = plugin("Mine").replace("images, indices, client, seed", taken).replace("images\n", "0\n")
+    user_package({"shifts/mine.py": mine})
+    assert SHIFTS.find("mine", ("my_package",)).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("taken", "why"),
+    [
+        ("images, indices, client", "too many positional arguments"),
+        ("images, indices, client, seed, scale", "missing a required argument: 'scale'"),
+        ("images, indices, client, *, seed", "too many positional arguments"),
+    ],
+)
+def test_a_method_that_cannot_be_called_like_its_base_is_named_with_its_line(
+    user_package, taken, why
+):
+    mine = plugin("Mine").replace("images, indices, client, seed", taken)
+    folder = user_package({"shifts/mine.py": mine})
+    assert refused("mine", "my_package") == (
+        f"Mine.apply ({folder}/shifts/mine.py:5) must take (self, images, indices, client, seed): "
+        f"{why}"
+    )
+
+
 def test_a_class_without_a_method_that_its_base_asks_for_is_named_with_its_file(user_package):
     folder = user_package({"shifts/mine.py": plugin("Mine").replace("def apply", "def aply")})
     assert refused("mine", "my_package") == (
