@@ -47,6 +47,8 @@ class Learner(nn.Module):
         self._overrides: list[RoleOverride] = []
         self._roles: dict[str, Role] = {}  # as far as they were asked for
         self._adaptation: Adaptation | None = None
+        self._adapted: list[str] = []  # full names of what it trains in the trained backbone
+        self._resting: set[str] = set()  # those of them without gradients in this round
         self._shared_with: dict[str, str] = {}
 
     def override_roles(self, override: RoleOverride | None) -> None:
@@ -76,7 +78,10 @@ class Learner(nn.Module):
                     backbone.requires_grad_(False)  # what was added as well
                 names = adaptation.freeze(backbone)
                 frozen |= {full_name(f"{path}.{name}") for name in names}
-                if path != BACKBONE:
+                if path == BACKBONE:
+                    own = {name for name, _ in backbone.named_parameters()} - names
+                    self._adapted = [full_name(f"{path}.{name}") for name in sorted(own)]
+                else:
                     self._shared_with |= {f"{path}.{n}": f"{BACKBONE}.{n}" for n in names}
         if not frozen:
             return
@@ -136,12 +141,24 @@ class Learner(nn.Module):
 
     def start_round(self, received: Received, *, with_terms: bool = True) -> None:
         """Called before a client's first step of a round: for the method, then for every term."""
-        if self._adaptation is not None:
-            self._adaptation.start_round(self.method.backbone, received.round)  # type: ignore[arg-type]
+        self._set_resting(self.resting(received.round))
         if isinstance(self.method, StartsRounds):
             self.method.start_round(received)
         for term in self._terms() if with_terms else ():
             term.start_round(self.method, received)
+
+    def resting(self, round_: int) -> set[str]:
+        """Full names of the parameters that clients train in other rounds than this one."""
+        if self._adaptation is None:
+            return set()
+        return {name for name in self._adapted if self._adaptation.rests(name, round_)}
+
+    def _set_resting(self, names: set[str]) -> None:
+        """Takes the gradients from these parameters, and gives them back to all others."""
+        for name, parameter in self.named_parameters():
+            if (name := full_name(name)) in names ^ self._resting:
+                parameter.requires_grad_(name not in names)
+        self._resting = names
 
     def loss(
         self, batch: Batch, *, measured: bool = False

@@ -107,6 +107,7 @@ class Exchange(Plugin, ABC):
         private: whether `privacy.clip`, noise and private releases are allowed. Their accounting
             assumes one model and one stage, in which each client of the cohort has one task.
         one_average: whether all results of a round enter one model, as one average.
+        synchronous: whether all results of a round are of clients that began in it.
     """
 
     remembers: bool = False  # may depend on the settings
@@ -115,6 +116,7 @@ class Exchange(Plugin, ABC):
     averages: ClassVar[bool] = False
     private: ClassVar[bool] = False
     one_average: ClassVar[bool] = False
+    synchronous: ClassVar[bool] = True
 
     @classmethod
     def check(cls, config: Config) -> None:

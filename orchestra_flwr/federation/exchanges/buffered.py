@@ -41,6 +41,7 @@ class Buffered(Asynchronous, Exchange):
 
     Settings = BufferedSettings
     one_average: ClassVar[bool] = True
+    synchronous: ClassVar[bool] = False
 
     settings: BufferedSettings
 

@@ -50,6 +50,8 @@ class StageUpdate:
         self._results: dict[str, int] = {}  # good ones that entered each model
         self._independent = self._independent_models()
         self._drifts: dict[str, StreamingDrift] = {}
+        spans, resting = self._schemas.shared.spans, self._models.learner.resting(self.round.number)
+        self._resting = [span for name, span in spans.items() if name in resting]
         self._measures_drift = self._config.evaluation.drift and self.round.evaluated
 
     def apply(self) -> None:
@@ -184,6 +186,10 @@ class StageUpdate:
             for trained, weight in origins.items():
                 rounding = self._models.shared(trained) - self.as_received(trained)
                 mean += rounding * np.float32(weight / sum(origins.values()))
+        if self._resting:  # what changed there is noise, or a client's lie
+            before = self._models.shared(model)
+            for span in self._resting:
+                mean[span] = before[span]
         return mean
 
     def _update_model(self, name: str, state: np.ndarray, received: np.ndarray | None) -> None:

@@ -26,8 +26,14 @@ class Adaptation(Plugin, ABC):
             ConfigError: an option does not fit the network; names the key.
         """
 
-    def start_round(self, backbone: Backbone, round_: int) -> None:
-        """Called before a client trains a backbone in a round, from 1."""
+    def rests(self, name: str, round_: int) -> bool:
+        """Whether a parameter that is trained otherwise stays as it is in a round; no by default.
+
+        Args:
+            name: its full name in the learner, in the backbone that clients train.
+            round_: from 1.
+        """
+        return False
 
     def merge(self, backbone: Backbone) -> None:
         """Gives a network the structure it had before :meth:`prepare`, with the same features."""

@@ -63,10 +63,12 @@ class LoRA(Adaptation):
                 "adaptation.alternate=true: must be false with "
                 f"merging={config.merging.name}, whose clients have halves of their own"
             )
-        if config.exchange.plugin.averages:
+        exchange = config.exchange.plugin
+        if exchange.averages or not exchange.synchronous:
+            halves = "halves of their own" if exchange.averages else "different halves in a round"
             raise ValueError(
                 "adaptation.alternate=true: must be false with "
-                f"exchange={config.exchange.name}, whose nodes have halves of their own"
+                f"exchange={config.exchange.name}, whose nodes have {halves}"
             )
 
     def prepare(self, backbone: Backbone) -> None:
@@ -88,12 +90,9 @@ class LoRA(Adaptation):
             target_modules="|".join(map(re.escape, layers)),
         )
 
-    def start_round(self, backbone: Backbone, round_: int) -> None:
-        """Chooses the half that is trained; B first: without it A has no gradient."""
-        half = UP if round_ % 2 else DOWN
-        for name, parameter in backbone.named_parameters():
-            if ADAPTER in name and self.settings.alternate:
-                parameter.requires_grad_(half in name)
+    def rests(self, name: str, round_: int) -> bool:
+        """With `alternate` one half is trained; B first: without it A has no gradient."""
+        return self.settings.alternate and (UP if round_ % 2 else DOWN) not in name
 
     def merge(self, backbone: Backbone) -> None:
         """Adds the products to the weights."""

@@ -94,6 +94,25 @@ def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, 
     assert moved and all(not torch.equal(run.state[name], shared[name]) for name in moved)
 
 
+@pytest.mark.parametrize("secure", [False, True], ids=["server's noise", "clients' noise"])
+def test_noise_leaves_the_half_that_rests_as_it_is(tiny, federate, watched, secure):
+    pytest.importorskip("peft", reason="needs the extra timm")
+    config = tiny("method=simclr", "adaptation=lora", "adaptation.alternate=true",
+                  "federation.weighting=uniform", "federation.participation=1", "partition=iid",
+                  "federation.clients=6", "privacy.clip=1", "privacy.noise_multiplier=1",
+                  "evaluation.every=9", f"privacy.secure_aggregation={secure}")  # fmt: skip
+    schema, sent = Schemas.of(build_learner(config, 1), config).shared, {}
+
+    def look(client, round_, message, reply):
+        if "shared" in (arrays := from_record(message[ARRAYS])):
+            sent[round_] = schema.views(np.array(arrays["shared"]))
+
+    run = federate(config, app=watched(look), evaluate=False)
+    assert sent[1].keys() == run.state.keys()
+    assert {*differ(sent[1], sent[2])} == {name for name in sent[1] if "lora_A" not in name}
+    assert {*differ(sent[2], run.state)} == {name for name in sent[1] if "lora_B" not in name}
+
+
 def test_it_counts_once_for_each_client(tiny, tmp_path, federate, encoder):
     """Clients that never take part never get it."""
     config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=5",

@@ -187,6 +187,10 @@ def test_a_small_transformers_adapters_fit_the_promise(tiny):
         (["adaptation.alternate=true", "merging=fedema"], "alternate=true: .*merging=fedema"),
         (["adaptation.alternate=true", "merging=fedu"], "alternate=true: .*merging=fedu"),
         (
+            ["adaptation.alternate=true", "exchange=buffered", "clock=virtual"],
+            "alternate=true: .*exchange=buffered, .* different halves",
+        ),
+        (
             ["adaptation.alternate=true", "exchange=cycle", "federation.participation=1"],
             "alternate=true: .*exchange=cycle",
         ),
