@@ -17,6 +17,7 @@ from rich.text import Text
 from orchestra_flwr.config import Composed, OptionalPathText
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted, duration, size
+from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.deployment.watch.audit_log import check_audit
 from orchestra_flwr.files import at_home
 
@@ -41,6 +42,8 @@ class TopConfig(Composed):
                 f"server={self.server} audit={self.audit}: one of them must be given, HOST:PORT of "
                 "a server or client with watch.port=PORT, or a run folder with an audit log"
             )
+        if self.server:
+            host_of(self.server)
         return self
 
 

@@ -126,11 +126,12 @@ def test_what_is_no_status_is_one_line(called, tmp_path):
             (f"127.0.0.1:{wrong_kind}", "shows no status"),
             (f"127.0.0.1:{other}", "no status there (Not Found)"),
             ("127.0.0.1:1", "no status there"),
-            ("no such host", "no status"),
+            ("no such host", "must be HOST:PORT"),
+            ("localhost", "must be HOST:PORT"),
             ("", "one of them must be given"),
         ]:
             code, out, err = called(f"server={server}", "once=true")
-            assert out == "" and code == (1 if server else 2)
+            assert out == "" and code == (2 if "must be" in wrong else 1)
             assert err.startswith("error: ") and err.count("\n") == 1 and wrong in err, err
 
 
