@@ -250,8 +250,9 @@ def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, prog
         if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
     lines = log.read_text().splitlines()
-    (error,) = [line for line in lines if line.startswith("error: ")]
-    assert error.startswith(
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1, lines
+    assert errors[0].startswith(
         f"error: engine=ray: Ray's process {Path(program).name} was killed by signal 9"
     )
     assert lines[-1].partition("; ")[0] == f"continue with: python run_sim.py resume={folder}"
