@@ -74,13 +74,13 @@ def client(folder: Path) -> None:
             name: Array("float32", tuple(shape), "numpy.ndarray", (folder / name).read_bytes())
             for name, shape in plan["arrays"].items()
         }
-        told = {
+        task = {
             "round": number,
             "train": number > 0,
             "contribute": True,
             "schema": player.schemas.fingerprint,
         }
-        return RecordDict({ARRAYS: ArrayRecord(arrays), CONFIG: ConfigRecord(told)})
+        return RecordDict({ARRAYS: ArrayRecord(arrays), CONFIG: ConfigRecord(task)})
 
     figures["rounds"] = []
     for number in range(plan["rounds"] + 1):  # the first one is for clustering only
@@ -89,15 +89,15 @@ def client(folder: Path) -> None:
         cpu = time.process_time()
         reply = train_reply(player, content)
         cpu = time.process_time() - cpu
-        told = reply[METRICS]
-        steps = told["steps"]
+        metrics = reply[METRICS]
+        steps = metrics["steps"]
         figures["rounds"].append(
             {
                 "peak": status("VmHWM"),
                 "bytes_in": bytes_in,
                 "bytes_out": payload_bytes(reply),
                 "steps": steps,
-                "seconds_per_step": told["seconds"] / steps if steps else None,
+                "seconds_per_step": metrics["seconds"] / steps if steps else None,
                 "cpu_seconds_per_step": cpu / steps if steps else None,
             }
         )
@@ -111,7 +111,7 @@ def client(folder: Path) -> None:
 
 
 def prepare(folder: Path, arguments: argparse.Namespace, precision: str) -> None:
-    """Leaves in `folder` what a client is told: its configuration and a server's arrays."""
+    """Leaves in `folder` what a client is sent: its configuration and a server's arrays."""
     from orchestra_flwr.config import load_config
     from orchestra_flwr.federation.messages.schema import Schemas, pack_state
     from orchestra_flwr.flower.arrays import to_record

@@ -140,9 +140,11 @@ def main() -> None:
     for one in results:
         tls = "yes" if one["tls"] else "no"
         print(f"| {one['model']} | {one['mb_down_a_client']:.1f} | {tls} | {one['seconds']:.1f} |")
-    told = {"measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()}
+    measured_on = {"measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"environment": told, "results": results}, indent=2))
+    arguments.output.write_text(
+        json.dumps({"environment": measured_on, "results": results}, indent=2)
+    )
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ CASES = ("separable", "noisy")
 
 def measure(case: str) -> dict[str, float]:
     """In this process: seconds of imports, kNN and probe, and their accuracies."""
-    told: dict[str, float] = {}
+    measured: dict[str, float] = {}
 
     def timed(name: str, work: Callable) -> object:
         cpu, wall = time.process_time(), time.perf_counter()
         result = work()
-        told[f"{name}_s"] = time.perf_counter() - wall
-        told[f"{name}_cpu_s"] = time.process_time() - cpu
+        measured[f"{name}_s"] = time.perf_counter() - wall
+        measured[f"{name}_cpu_s"] = time.process_time() - cpu
         return result
 
     def load() -> None:
@@ -45,13 +45,15 @@ def measure(case: str) -> dict[str, float]:
 
     torch.set_num_threads(THREADS)
     train, test = features(case, TRAIN, 0), features(case, TEST, 1)
-    told["knn"] = timed("knn", lambda: knn_accuracy(*train, *test))
-    told["linear"] = timed("linear", lambda: linear_accuracy(*train, *test))
-    told["linear_fixed"] = timed("linear_fixed", lambda: linear_accuracy(*train, *test, PENALTY))
-    told["choice_ratio"] = told["linear_cpu_s"] / told["linear_fixed_cpu_s"]
-    told["evaluation_s"] = told["knn_s"] + told["linear_s"]
-    told["evaluation_cpu_s"] = told["knn_cpu_s"] + told["linear_cpu_s"]
-    return told
+    measured["knn"] = timed("knn", lambda: knn_accuracy(*train, *test))
+    measured["linear"] = timed("linear", lambda: linear_accuracy(*train, *test))
+    measured["linear_fixed"] = timed(
+        "linear_fixed", lambda: linear_accuracy(*train, *test, PENALTY)
+    )
+    measured["choice_ratio"] = measured["linear_cpu_s"] / measured["linear_fixed_cpu_s"]
+    measured["evaluation_s"] = measured["knn_s"] + measured["linear_s"]
+    measured["evaluation_cpu_s"] = measured["knn_cpu_s"] + measured["linear_cpu_s"]
+    return measured
 
 
 def features(case: str, n: int, seed: int) -> tuple:
@@ -79,8 +81,8 @@ def repeated(case: str) -> dict[str, float | str]:
     runs = []
     for _ in range(REPEATS):
         command = [sys.executable, __file__, case]
-        told = subprocess.run(command, check=True, capture_output=True, text=True)
-        runs.append(json.loads(told.stdout))
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        runs.append(json.loads(done.stdout))
     return {"case": case, **{k: statistics.median(run[k] for run in runs) for k in runs[0]}}
 
 
@@ -103,8 +105,8 @@ def main() -> None:
         accuracies = " | ".join((*shares, f"{one['choice_ratio']:.2f}"))
         print(f"| {one['case']} | {accuracies} | " + " | ".join(seconds) + " |")
     slowest = max(float(one["evaluation_s"]) for one in results)
-    told = {"environment": environment(), "evaluation_s": slowest, "results": results}
-    RESULT.write_text(json.dumps(told, indent=2) + "\n")
+    written = {"environment": environment(), "evaluation_s": slowest, "results": results}
+    RESULT.write_text(json.dumps(written, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -80,16 +80,16 @@ class Clock(Progress):
     def round_finished(self, *args: object) -> None:
         self.tick()
 
-    def told(self) -> dict[str, object]:
+    def summary(self) -> dict[str, object]:
         """Differences from round to round, and the peak resident memory of this process in GB."""
         pairs = list(zip(self.readings, self.readings[1:], strict=False))
-        told: dict[str, object] = {
+        readings: dict[str, object] = {
             name: [after[name] - before[name] for before, after in pairs]
             for name in ("wall", "server_cpu", "all_cpu")
         }
-        told |= {name: [each[name] for each in self.readings] for name in MEMORY}
-        told["rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        return told
+        readings |= {name: [each[name] for each in self.readings] for name in MEMORY}
+        readings["rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        return readings
 
 
 def _memory() -> dict[str, float]:
@@ -122,13 +122,13 @@ def _cpu_of_descendants(root: int) -> float:
 
 
 def in_own_process(script: str, **options: object) -> dict[str, Any]:
-    """Runs a benchmark's script with options and a new folder; what it told by `print_json`."""
+    """Runs a benchmark's script with options and a new folder; what it printed by `print_json`."""
     with tempfile.TemporaryDirectory(prefix="orch", ignore_cleanup_errors=True) as temporary:
         settings = {
             "FLWR_HOME": f"{temporary}/flwr",
             "RAY_TMPDIR": f"{temporary}/ray",
             "OMP_NUM_THREADS": "1",
-            # Ray's workers give way to everything else on the machine, if not told otherwise.
+            # Otherwise Ray's workers give way to everything else on the machine.
             "RAY_worker_niceness": "0",
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
@@ -136,10 +136,10 @@ def in_own_process(script: str, **options: object) -> dict[str, Any]:
             [sys.executable, script, f"--folder={temporary}", *arguments],
             env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
-def print_json(told: dict[str, Any]) -> None:
+def print_json(figures: dict[str, Any]) -> None:
     """The last line of a measuring process, which :func:`in_own_process` reads."""
-    print(json.dumps(told))
+    print(json.dumps(figures))

@@ -49,7 +49,7 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
     trained = [json.loads(line) for line in lines][1:]
     assert all(record["clients"]["ok"] == COHORT for record in trained)
     return {
-        **clock.told(),
+        **clock.summary(),
         "exchange": [record["seconds"] for record in trained],
         "mb_down": trained[-1]["bytes_down"] / COHORT / 1e6,
     }
@@ -101,10 +101,10 @@ def stock(rounds: int, folder: Path) -> dict[str, Any]:
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     init = {"num_cpus": WORKERS, "include_dashboard": False, "log_to_driver": False}
     run_simulation(server, app, CLIENTS, "ray", {"client_resources": resources, "init_args": init})
-    told = clock.told()
+    readings = clock.summary()
     # The first round waits for Ray's workers to start; ours has its round 0 for that.
     return {
-        **{k: v[1:] if isinstance(v, list) else v for k, v in told.items()},
+        **{k: v[1:] if isinstance(v, list) else v for k, v in readings.items()},
         "mb_down": STOCK_BYTES / 1e6,
     }
 
@@ -151,10 +151,10 @@ def main() -> None:
 
     sides = [arguments.side] if arguments.side else ["stock", "ours"]
     results = [measure(s, arguments.rounds) for _ in range(arguments.repeat) for s in sides]
-    told = {side: figures(results, side) for side in sides}
+    measured = {side: figures(results, side) for side in sides}
     print("| side | MB down a client | s a round | with checkpoint | CPU s, server | CPU s, all "
           "| server RSS, GB |\n|---|---|---|---|---|---|---|")  # fmt: skip
-    for side, one in told.items():
+    for side, one in measured.items():
         print(
             f"| {side} | {one['mb_down']:.1f} | {one['overhead_s']:.2f} | {one['round_s']:.2f} "
             f"| {one['server_cpu_s']:.2f} | {one['all_cpu_s']:.2f} | {one['rss_gb']:.2f} |"
@@ -165,12 +165,12 @@ def main() -> None:
         "environment": {
             "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
         },
-        "overhead_s": told["ours"]["overhead_s"],
-        "server_rss_gb": told["ours"]["rss_gb"],
-        "stock_overhead_s": told["stock"]["overhead_s"],
-        "stock_rss_gb": told["stock"]["rss_gb"],
+        "overhead_s": measured["ours"]["overhead_s"],
+        "server_rss_gb": measured["ours"]["rss_gb"],
+        "stock_overhead_s": measured["stock"]["overhead_s"],
+        "stock_rss_gb": measured["stock"]["rss_gb"],
         "step_s": step_seconds(),
-        "sides": told,
+        "sides": measured,
         "results": results,
     }  # fmt: skip
     arguments.output.write_text(json.dumps(written, indent=2) + "\n")

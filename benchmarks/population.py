@@ -55,7 +55,7 @@ def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
     trained = [json.loads(line) for line in lines][1:]
     assert all(record["clients"]["ok"] == COHORT for record in trained)
     return {
-        **clock.told(),
+        **clock.summary(),
         "exchange": [record["seconds"] for record in trained],
         "client_s": [record["clients"]["mean_seconds"] for record in trained],
     }
@@ -84,28 +84,28 @@ def main() -> None:
 
     def figures(clients: int) -> dict[str, float]:
         runs = [one for one in results if one["clients"] == clients]
-        told = {
+        measured = {
             name: statistics.median(value for one in runs for value in one[name])
             for name in ("exchange", "all_cpu", "server_cpu", "client_s")
         }
-        return {**told, "rss_gb": min(one["rss_gb"] for one in runs)}
+        return {**measured, "rss_gb": min(one["rss_gb"] for one in runs)}
 
-    told = {clients: figures(clients) for clients in (100, 1000)}
+    measured = {clients: figures(clients) for clients in (100, 1000)}
     print("| clients | s a round | CPU s, server | CPU s, all | server RSS, GB |\n"
           "|---|---|---|---|---|")  # fmt: skip
-    for clients, one in told.items():
+    for clients, one in measured.items():
         print(
             f"| {clients} | {one['exchange']:.2f} | {one['server_cpu']:.2f} | {one['all_cpu']:.2f} "
             f"| {one['rss_gb']:.3f} |"
         )
-    ratios = {name: told[1000][name] / told[100][name] for name in ("exchange", "rss_gb")}
+    ratios = {name: measured[1000][name] / measured[100][name] for name in ("exchange", "rss_gb")}
     written = {
         "environment": {
             "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
         },
         "population_ratio": max(ratios.values()),
         "ratios": ratios,
-        "populations": told,
+        "populations": measured,
         "results": results,
     }  # fmt: skip
     print(f"population_ratio {written['population_ratio']:.3f}")

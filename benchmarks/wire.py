@@ -134,7 +134,7 @@ def main() -> None:
     for one in errors:
         print(f"| {one['wire']} | {one['block']} | {one['state']:.3%} | {one['update']:.3%} |")
     fewest = wires[-1]
-    told = {
+    written = {
         "environment": environment(),
         "bytes_up_mb": fewest["up_mib"],  # in units of the published figure, 2**20 bytes
         "bytes_down_mb": fewest["down_mib"],
@@ -142,7 +142,7 @@ def main() -> None:
         "wires": wires,
         "rounding": errors,
     }
-    RESULT.write_text(json.dumps(told, indent=2) + "\n")
+    RESULT.write_text(json.dumps(written, indent=2) + "\n")
 
 
 if __name__ == "__main__":

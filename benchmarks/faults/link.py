@@ -59,7 +59,7 @@ class Link:
         self._do(lambda: [writer.transport.abort() for writer in [*self._writers]])
 
     def stall(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Nothing passes any more, and nobody notices."""
         self._do(self._flows.clear)
 
     def mend(self) -> None:

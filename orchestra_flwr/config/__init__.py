@@ -73,9 +73,9 @@ else:
 
     def __getattr__(name: str) -> object:
         for module in _IMPORTED_LATER if name in __all__ else ():
-            found = import_module(f"{__name__}.{module}")
-            if hasattr(found, name):
-                return getattr(found, name)
+            imported = import_module(f"{__name__}.{module}")
+            if hasattr(imported, name):
+                return getattr(imported, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

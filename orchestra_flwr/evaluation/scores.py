@@ -133,8 +133,8 @@ def evaluate_by(
         "effective_rank": effective_rank(queries[0]),
     }
     if bank[1].ndim > 1:
-        found = mean_average_precision(*bank, *queries, _penalty(protocols))
-        return scores | {"map": found.mean, "map_standard_error": found.standard_error}
+        precision = mean_average_precision(*bank, *queries, _penalty(protocols))
+        return scores | {"map": precision.mean, "map_standard_error": precision.standard_error}
     if classifier is not None:
         scores["accuracy"] = _accuracy(queries[0], *classifier)
     if "knn" in protocols:

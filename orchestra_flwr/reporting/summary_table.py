@@ -151,9 +151,9 @@ def _kept(summary: Mapping[str, Any]) -> str:
         return ""
     key = str(summary.get("kept_by"))
     keys = (key,) if lookup(summary, key) is not None else ("unsupervised", key)  # of the clients
-    found = [lookup(of, *keys) for of in (summary.get("untrained") or {}, summary)]
+    scores = [lookup(of, *keys) for of in (summary.get("untrained") or {}, summary)]
     before, best = (
-        v if v is None else percent(v) if key in ACCURACIES else f"{v:.3g}" for v in found
+        v if v is None else percent(v) if key in ACCURACIES else f"{v:.3g}" for v in scores
     )
     if round_ == 0:
         than = f" than its {best}" if best else ""
@@ -166,12 +166,12 @@ def _kept(summary: Mapping[str, Any]) -> str:
 def _own_classes(summary: Mapping[str, Any]) -> str:
     """Each client's own model on the client's own classes."""
     titles = {key: title for title, key in (*SCORES, *ASKED_FOR)}
-    found = [
+    parts = [
         f"{titles.get(name, name)} {percent(each['mean'])}, "
         f"{_worst(each)} {percent(each['worst_tenth'])}{_deviation(each)}"
         for name, each in (summary.get("clients_own") or {}).items()
     ]
-    return f"clients' own models on their own classes: {'; '.join(found)}" if found else ""
+    return f"clients' own models on their own classes: {'; '.join(parts)}" if parts else ""
 
 
 def _worst(of_clients: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ def test_steps_of_clients_in_threads_are_timed(tmp_path):
         text=True,
         check=True,
     )  # fmt: skip
-    told = json.loads((tmp_path / "replayed_steps.json").read_text())["milliseconds"]["float32"]
-    assert set(told) == {"1", "2"} and all(each > 0 for each in told.values())
-    assert f"| 2 | {told['2']:.2f} |" in done.stdout
+    milliseconds = json.loads((tmp_path / "replayed_steps.json").read_text())["milliseconds"][
+        "float32"
+    ]
+    assert set(milliseconds) == {"1", "2"} and all(each > 0 for each in milliseconds.values())
+    assert f"| 2 | {milliseconds['2']:.2f} |" in done.stdout

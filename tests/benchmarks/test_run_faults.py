@@ -488,8 +488,8 @@ def test_a_signal_reaches_the_process_that_was_drawn(tmp_path):
     run = SimpleNamespace(server=server, forgiven=set(), killed=set(), clients={})
     draws = iter(["a", "round 1/"])
     rng = SimpleNamespace(choice=lambda of: next(draws, of[0]), uniform=lambda *_: 0.0)
-    told = signals(rng, run, "SIGKILL to server/superlink")
-    assert told.startswith("SIGKILL to server/superlink, 0.0 s after")
+    line = signals(rng, run, "SIGKILL to server/superlink")
+    assert line.startswith("SIGKILL to server/superlink, 0.0 s after")
     assert server.process.wait(20) == 0
     assert server.lines[-1] == "-9" and run.forgiven == set()
 

@@ -19,8 +19,8 @@ def test_clients_side_by_side_and_the_papers_run_from_it(tmp_path):
         text=True,
         check=True,
     )  # fmt: skip
-    told = json.loads((tmp_path / "side_by_side.json").read_text())
-    best = max(told["steps_per_second"]["2"], told["steps_per_second_in_threads"]["2"])
+    report = json.loads((tmp_path / "side_by_side.json").read_text())
+    best = max(report["steps_per_second"]["2"], report["steps_per_second_in_threads"]["2"])
     # 100 rounds of 50 clients with 10 epochs of 31 steps.
     minutes = 100 * 50 * 10 * 31 / best / 60
     assert float(done.stdout.split("|")[-2]) == pytest.approx(minutes, abs=0.06)

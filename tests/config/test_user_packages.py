@@ -266,8 +266,8 @@ def test_a_term_of_the_package_is_given_by_its_weight(user_package):
     )
     user_package({"conf/terms/mine.yaml": "weight: 0\nmargin: 0.125"})
     assert load_config([PACKAGE, "terms.mine.weight=1"]).active_terms[0].settings.margin == 0.125
-    told = described(Config, [PACKAGE]).every_key()
-    assert "\n  mine:\n    weight: 0\n    margin: 0.125\n" in told
+    listed = described(Config, [PACKAGE]).every_key()
+    assert "\n  mine:\n    weight: 0\n    margin: 0.125\n" in listed
 
 
 def test_a_resumed_run_has_its_packages(user_package, tmp_path):

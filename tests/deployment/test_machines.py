@@ -59,9 +59,9 @@ def test_clients_are_told_nothing_of_the_servers_machine(tmp_path):
         ServerConfig,
         [f"data.root={secret}", f"data.cache={secret}", f"run_dir={secret}", f"security={secret}"],
     )
-    told = config.for_clients()
-    assert secret not in told.to_json() and "8443" not in told.to_json()
-    assert told.training == config.training and told.seed == config.seed
+    sent = config.for_clients()
+    assert secret not in sent.to_json() and "8443" not in sent.to_json()
+    assert sent.training == config.training and sent.seed == config.seed
 
 
 def test_nothing_of_a_users_source_leaves_the_server(user_package):

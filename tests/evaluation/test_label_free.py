@@ -82,16 +82,16 @@ def scores(count=11, batch_size=11):
 
 
 def test_a_clients_images_are_paired_with_one_augmentation_each():
-    told = scores()
+    measured = scores()
     recipe = SIMCLR.limited(AugmentationConfig(flip=False))
     draw = torch.Generator().manual_seed(1)
     view = normalise(augment(images(11), [recipe], draw).images[0], "half").flatten(1)
     plain = normalise(images(11).float() / 255, "half").flatten(1)
-    assert told.alignment == pytest.approx(slow_alignment(plain, view), abs=1e-5)
-    assert told.uniformity == pytest.approx(slow_uniformity(plain, 0.2), abs=1e-5)
-    assert told.effective_rank == pytest.approx(effective_rank(plain))
-    assert scores(batch_size=4).uniformity == pytest.approx(told.uniformity, abs=1e-6)
-    assert scores() == told
+    assert measured.alignment == pytest.approx(slow_alignment(plain, view), abs=1e-5)
+    assert measured.uniformity == pytest.approx(slow_uniformity(plain, 0.2), abs=1e-5)
+    assert measured.effective_rank == pytest.approx(effective_rank(plain))
+    assert scores(batch_size=4).uniformity == pytest.approx(measured.uniformity, abs=1e-6)
+    assert scores() == measured
 
 
 def test_large_images_are_scored_in_the_size_of_views():
@@ -109,9 +109,9 @@ def test_large_images_are_scored_in_the_size_of_views():
 
 
 def test_one_image_has_scores_in_their_ranges():
-    told = scores(count=1)
+    measured = scores(count=1)
     for name, (least, most) in LabelFreeScores.ranges(64).items():
-        assert least - 1e-6 <= getattr(told, name) <= most, name
+        assert least - 1e-6 <= getattr(measured, name) <= most, name
 
 
 def test_clients_count_by_their_images():

@@ -51,22 +51,22 @@ def test_the_file_holds_what_the_runs_own_images_give(run, command, tiny, monkey
     code, out, _ = command(f"run={run}", "protocols=[knn,linear,finetune]", "seeds=2")
     assert code == 0
     assert "| kNN " in out and "fine-tuned with 1 % of the labels" in out and "±" in out
-    told = json.loads((run / "evaluation" / "digits.json").read_text())
-    assert (told["dataset"], told["backbone"]) == ("digits", "target")
-    assert told["weights_sha256"] == file_sha256(run / "encoder.safetensors")
-    assert told["images"] == {"train": 120, "test": 60}
+    report = json.loads((run / "evaluation" / "digits.json").read_text())
+    assert (report["dataset"], report["backbone"]) == ("digits", "target")
+    assert report["weights_sha256"] == file_sha256(run / "encoder.safetensors")
+    assert report["images"] == {"train": 120, "test": 60}
     from orchestra_flwr import load_encoder
 
     encoder, data = load_encoder(run), load_dataset(tiny().data)
     bank, queries = (extract_features(encoder, p.images, 256) for p in (data.train, data.test))
     labels = data.train.labels, data.test.labels
     tenth = len(bank) // 10  # the most that vote
-    assert told["knn"] == knn_accuracy(bank, labels[0], queries, labels[1], k=tenth)
-    assert told["linear"] == pytest.approx(linear_accuracy(bank, labels[0], queries, labels[1]))
-    assert set(told["finetune"]) == {"0.01", "0.1"} and "linear_published" not in told
-    for runs in told["finetune"].values():
+    assert report["knn"] == knn_accuracy(bank, labels[0], queries, labels[1], k=tenth)
+    assert report["linear"] == pytest.approx(linear_accuracy(bank, labels[0], queries, labels[1]))
+    assert set(report["finetune"]) == {"0.01", "0.1"} and "linear_published" not in report
+    for runs in report["finetune"].values():
         assert len(runs["runs"]) == 2 and 0 <= runs["mean"] <= 1 and runs["std"] >= 0
-    assert f"run={run}" in told["command"] and told["versions"]["torch"]
+    assert f"run={run}" in report["command"] and report["versions"]["torch"]
     assert [p.name for p in (run / "evaluation").iterdir()] == ["digits.json"]
 
 
@@ -77,8 +77,8 @@ def test_an_encoder_alone_by_other_images(run, command):
     code, _, _ = command(
         f"run={run / 'encoder.safetensors'}", "protocols=[knn]", "data=digits", "data.test_limit=30"
     )
-    told = json.loads((run / "evaluation" / "digits.json").read_text())
-    assert code == 0 and told["images"] == {"train": 1438, "test": 30}
+    report = json.loads((run / "evaluation" / "digits.json").read_text())
+    assert code == 0 and report["images"] == {"train": 1438, "test": 30}
 
 
 def test_each_of_several_encoders_has_a_file_of_its_own(run, command):
@@ -112,10 +112,10 @@ def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
                                  f"data.root={tmp_path / name}",
                                  "protocols=[knn,linear,linear_10,linear_1]")  # fmt: skip
         assert code == 0, err
-        told = json.loads((run / "evaluation" / f"image_folder-{name}.json").read_text())
-        assert told["images"] == {"train": 20 * classes, "test": 6 * classes}
-        assert told["knn"] == told["linear"] == 1
-        assert told["linear_10"]["mean"] > 0.5 and told["linear_1"]["mean"] > 0.5
+        report = json.loads((run / "evaluation" / f"image_folder-{name}.json").read_text())
+        assert report["images"] == {"train": 20 * classes, "test": 6 * classes}
+        assert report["knn"] == report["linear"] == 1
+        assert report["linear_10"]["mean"] > 0.5 and report["linear_1"]["mean"] > 0.5
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_its_standard_error_is_how_far_other_test_images_move_it():
     train, train_tags = images(200, 0)
     found = [mean_average_precision(train, train_tags, *images(100, n), 1e-2) for n in range(1, 9)]
     spread = statistics.stdev(each.mean for each in found)
-    told = statistics.mean(each.standard_error for each in found)
-    assert told == pytest.approx(spread, rel=0.5)
+    reported = statistics.mean(each.standard_error for each in found)
+    assert reported == pytest.approx(spread, rel=0.5)
     assert found[0] == mean_average_precision(train, train_tags, *images(100, 1), 1e-2)
 
 

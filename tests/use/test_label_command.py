@@ -44,9 +44,9 @@ def test_a_table_of_labels_labels_all_others(run, photos, command):
     assert [row["path"] for row in rows] == others
     assert all(row["label"] == row["path"].split("/")[0] for row in rows)
     assert all(1 / 3 < float(row["probability"]) <= 1 for row in rows)
-    told = json.loads((folder / "labelling.json").read_text())
-    assert told["classes"] == ["blue", "green", "red"] and told["predicted"] == 18
-    assert told["cross_validation"]["images"] == 18
+    report = json.loads((folder / "labelling.json").read_text())
+    assert report["classes"] == ["blue", "green", "red"] and report["predicted"] == 18
+    assert report["cross_validation"]["images"] == 18
     assert (run / "encoder.safetensors").read_bytes() == weights
 
 

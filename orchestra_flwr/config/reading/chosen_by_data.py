@@ -94,9 +94,9 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values.get("data"), "data")
         data.look_in(packages_in(values.get("plugins")))
-        found = data.plugin.survey(data)
-        if found is not None:
-            images, labelled, tests = found
+        survey = data.plugin.survey(data)
+        if survey is not None:
+            images, labelled, tests = survey
             if data.test_share is not None and not tests:
                 held_back = int(data.test_share * labelled)
                 images, tests = images - held_back, min(held_back, data.test_limit or held_back)

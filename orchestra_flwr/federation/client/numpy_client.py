@@ -119,16 +119,16 @@ class OrchestraClient(NumPyClient):
         """
         if not self.schemas.frozen.size or digest == self._frozen:
             return
-        found = values
-        if found is None and self.frozen_store is not None:
-            found = self.frozen_store.load(digest)
-        elif found is not None and digest_of(found) != digest:
+        weights = values
+        if weights is None and self.frozen_store is not None:
+            weights = self.frozen_store.load(digest)
+        elif weights is not None and digest_of(weights) != digest:
             raise ValueError("the frozen weights are damaged: they have another digest")
-        if found is None:
+        if weights is None:
             raise ValueError(f"client {self.name} does not have the frozen weights {digest[:16]}")
-        if found.dtype != np.float32:
-            raise ValueError(f"the frozen weights are {found.dtype}, not float32")
-        self.schemas.frozen.unpack(found, self.learner.state(Role.FROZEN))
+        if weights.dtype != np.float32:
+            raise ValueError(f"the frozen weights are {weights.dtype}, not float32")
+        self.schemas.frozen.unpack(weights, self.learner.state(Role.FROZEN))
         self._frozen = digest
         # Only weights that this run uses are written: a server could fill the disk otherwise.
         if values is not None and self.frozen_store is not None:

@@ -55,8 +55,8 @@ class Scoring:
             own = self._personal_score(self._with_statistics(kept, self.images))
         if not evaluation.unsupervised:
             return 1 - next(iter(own.values()), 0.0), own
-        found = self._label_free(kept, round_)
-        return -found.score, {**asdict(found), **own}
+        scores = self._label_free(kept, round_)
+        return -scores.score, {**asdict(scores), **own}
 
     def _with_statistics(self, backbone: Backbone, images: Tensor) -> Backbone:
         """With initial statistics, those of no images, any training would look good."""

@@ -202,9 +202,9 @@ class Buffered(Asynchronous, Exchange):
             try:
                 records = [json.loads(line) for line in file.read_text().splitlines()]
                 self._recorded = {
-                    record["round"]: [(str(client), int(v)) for client, v in found["arrivals"]]
+                    record["round"]: [(str(client), int(v)) for client, v in exchanged["arrivals"]]
                     for record in records
-                    if (found := record.get("exchange"))
+                    if (exchanged := record.get("exchange"))
                 }
             except (
                 OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError,

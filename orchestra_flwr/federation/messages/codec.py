@@ -253,10 +253,10 @@ def _fitting(arrays: Mapping[str, np.ndarray], form: Form) -> Mapping[str, np.nd
     for name, (dtype, count) in form.items():
         if name not in arrays:
             raise ValueError(f"the message holds no {name}")
-        found = arrays[name]
-        if found.dtype != dtype or found.shape != (count,):
+        array = arrays[name]
+        if array.dtype != dtype or array.shape != (count,):
             raise ValueError(
-                f"expected {count} values of {dtype}, {name} is {found.dtype} {found.shape}"
+                f"expected {count} values of {dtype}, {name} is {array.dtype} {array.shape}"
             )
     return arrays
 

@@ -189,8 +189,8 @@ class RingCodec(SumCodec):
             scaled += generator.random(scaled.shape)
             integers = np.clip(np.floor(scaled), -levels, levels)
             parts[bits].append(integers.astype(f"<i{bits // 8}").view(f"<u{bits // 8}"))
-        found = [np.concatenate(arrays) for arrays in parts.values() if arrays]
-        return [*found, self._as_integers(numbers, cut)]
+        vectors = [np.concatenate(arrays) for arrays in parts.values() if arrays]
+        return [*vectors, self._as_integers(numbers, cut)]
 
     def decode(
         self, total: Vector, start: Start, survivors: int, names: Sequence[str]

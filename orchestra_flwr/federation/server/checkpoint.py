@@ -167,10 +167,10 @@ def _without_arrays(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Te
     plain = dict(state)
     arrays: dict[str, Tensor] = {}
     for key, value in state.items():
-        found = value if isinstance(value, dict) else {}
-        held = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
+        entries = value if isinstance(value, dict) else {}
+        held = {name: each for name, each in entries.items() if isinstance(each, np.ndarray)}
         if held:
-            plain[key] = {name: None if name in held else each for name, each in found.items()}
+            plain[key] = {name: None if name in held else each for name, each in entries.items()}
         arrays |= {f"{EXCHANGE}{key}/{name}": torch.from_numpy(a) for name, a in held.items()}
     return plain, arrays
 

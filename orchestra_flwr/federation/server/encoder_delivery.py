@@ -138,13 +138,13 @@ class EncoderDelivery:
         while True:
             not_asked = answers.keys() | busy
             here = {n: i for n, i in self.members.all_present().items() if n not in not_asked}
-            found = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
-            if wanted := {name: here[name] for name, word in found.items() if word == WANTED}:
+            words = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
+            if wanted := {name: here[name] for name, word in words.items() if word == WANTED}:
                 arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})
                 content = RecordDict({ARRAYS: arrays, CONFIG: offer})
-                found |= dict.fromkeys(wanted, "")
-                found |= dict(self._ask(wanted, content, self.config.federation.round_timeout))
-            answers |= {name: word for name, word in found.items() if word}
+                words |= dict.fromkeys(wanted, "")
+                words |= dict(self._ask(wanted, content, self.config.federation.round_timeout))
+            answers |= {name: word for name, word in words.items() if word}
             missing = self._able(self.members.met | expected) - answers.keys()
             over = not missing and len(answers) >= (self.config.federation.min_clients or 0)
             over &= not self.members.some_are_new

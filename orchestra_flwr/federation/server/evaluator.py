@@ -126,7 +126,7 @@ class Evaluator:
         if self.why_not is not None and self._unlabelled is None:
             return None
         backbones = list(ordered_backbones(method, self.config.evaluation.backbone).items())
-        found: Scores = {}
+        scores: Scores = {}
         with self._one_at_a_time, torch_threads():
             for name, backbone in backbones[:1] if kept_only else backbones:
                 head = classification_head_of(method, backbone)
@@ -136,10 +136,10 @@ class Evaluator:
                 if digest not in self._remembered:
                     self._remembered[digest] = self._scores(name, backbone, head, untrained)
                 self._remembered.move_to_end(digest)
-                found[name] = self._remembered[digest]
+                scores[name] = self._remembered[digest]
         while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
-        return found
+        return scores
 
     @contextmanager
     def beside(self, untrained: Method) -> Iterator[None]:
@@ -231,7 +231,7 @@ class Evaluator:
         if self._unlabelled is None:
             return {}
         self._go_on()
-        found = label_free_scores(
+        scores = label_free_scores(
             encoder.backbone,
             self._unlabelled,
             self.config.data.augmentation,
@@ -239,7 +239,7 @@ class Evaluator:
             self.config.evaluation.batch_size,
             by=self.config.data.normalise,
         )
-        return {**asdict(found), "score": found.score}
+        return {**asdict(scores), "score": scores.score}
 
     def _labelled_scores(
         self, name: str, encoder: Encoder, head: nn.Module | None

@@ -258,6 +258,6 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
     shapes: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         prefix = f"{name.partition('/')[0]}/"
-        found = shapes.setdefault(KINDS.get(prefix, "another model"), {})
-        found[name] = (tensor.shape, tensor.dtype)
+        of_kind = shapes.setdefault(KINDS.get(prefix, "another model"), {})
+        of_kind[name] = (tensor.shape, tensor.dtype)
     return shapes

@@ -65,15 +65,15 @@ class RunEncoders:
         entries: dict[str, Any] = {}
         if exchange.averages:
             entries["consensus"] = models.consensus_distance(weights)
-        found: dict[str, Any] = {}
+        per_model: dict[str, Any] = {}
         for name, weight in weights.items():
             scores = evaluator.scores(models.load(name).method, kept_only=kept_only)
             if scores is None:
                 return None, entries
-            found[name] = {"weight": weight, "scores": scores}
-        entries["models"] = found
-        every = [entry["scores"] for entry in found.values()]
-        mean = _weighted_mean(every, [entry["weight"] for entry in found.values()])
+            per_model[name] = {"weight": weight, "scores": scores}
+        entries["models"] = per_model
+        every = [entry["scores"] for entry in per_model.values()]
+        mean = _weighted_mean(every, [entry["weight"] for entry in per_model.values()])
         if not exchange.averages:
             return mean, entries
         entries["nodes"] = _ranges(mean, every)

@@ -168,16 +168,18 @@ def test_help_shows_every_key(section):
             if hasattr(field.annotation, "model_fields"):
                 yield from keys(field.annotation)
 
-    told = {line.strip().partition(":")[0] for line in described(section).every_key().splitlines()}
+    listed = {
+        line.strip().partition(":")[0] for line in described(section).every_key().splitlines()
+    }
     hidden = {"min_clients", "min_images"}  # of a server
     hidden |= {"unsupervised", "backbone"}  # of evaluation: see the documentation
     hidden |= {"test_share"}  # of sources whose images may have no test images
     hidden |= {"paper"}  # only other values refer to it
-    assert set(keys(section)) - told <= hidden
+    assert set(keys(section)) - listed <= hidden
 
 
 def test_help_shows_terms_and_options_and_follows_choices():
-    told = described(Config).every_key()
+    listed = described(Config).every_key()
     for text in ("\n  proximal:\n    weight: 0", "optimizer:\n  name: sgd ", "\n  momentum: 0.9 "):
-        assert text in told
+        assert text in listed
     assert "betas:" in described(Config, ["optimizer=adamw"]).every_key()

@@ -20,9 +20,9 @@ from orchestra_flwr.flower.deployed_app import APP
 
 
 def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, greeting):
-    told = ask(worker(), "greet", greeting(server))[CONFIG]
-    assert (told["client"], told["images"]) == ("kitchen", 20)
-    assert "refusal" not in told
+    answer = ask(worker(), "greet", greeting(server))[CONFIG]
+    assert (answer["client"], answer["images"]) == ("kitchen", 20)
+    assert "refusal" not in answer
     assert said == ["takes part with 20 images of 16 x 16 pixels: orchestra, convnet, 20 rounds"]
 
 
@@ -154,11 +154,11 @@ def test_the_average_is_scored_and_told_in_figures_alone(
     values["evaluation"]["unsupervised"] = True
     reply = ask(worker(), "evaluate", task(ServerConfig.model_validate(values), number))
     assert not reply.array_records
-    told = reply[METRICS]
-    assert set(told) == {"examples", *LabelFreeScores.ranges(1)} and told["examples"] == 20
+    metrics = reply[METRICS]
+    assert set(metrics) == {"examples", *LabelFreeScores.ranges(1)} and metrics["examples"] == 20
     assert said[-1] == (
-        f"{place}: the average has alignment {told['alignment']:.3f}, "
-        f"uniformity {told['uniformity']:.3f}, effective rank {told['effective_rank']:.3g} "
+        f"{place}: the average has alignment {metrics['alignment']:.3f}, "
+        f"uniformity {metrics['uniformity']:.3f}, effective rank {metrics['effective_rank']:.3g} "
         "on the images here"
     )
 
@@ -218,8 +218,8 @@ def test_without_the_right_labels_a_client_is_refused(
 ):
     if names:
         into_folders(photos, *names)
-    told = ask(worker(), "greet", greeting(supervised))[CONFIG]
-    assert told["refusal"] == "data_unsuitable" and says in said[-1]
+    answer = ask(worker(), "greet", greeting(supervised))[CONFIG]
+    assert answer["refusal"] == "data_unsuitable" and says in said[-1]
 
 
 @pytest.mark.parametrize("method", ["simclr", "cbafed"])

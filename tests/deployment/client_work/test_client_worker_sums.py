@@ -171,8 +171,8 @@ def test_its_update_is_in_the_sum_and_nowhere_else(talk, said):
 
 
 def test_a_greeting_does_not_say_how_many_images_it_has(talk, server, ask, greeting, said):
-    told = ask(talk().worker, "greet", greeting(server))[CONFIG]
-    assert told["images"] == 5 and "refusal" not in told
+    answer = ask(talk().worker, "greet", greeting(server))[CONFIG]
+    assert answer["images"] == 5 and "refusal" not in answer
     assert said[-1] == (
         "the server sees sums of 3 and more clients' updates, whatever it does, while at most 0 of "
         "those clients are on its side (peers.pem: 4 clients)"

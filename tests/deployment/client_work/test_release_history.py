@@ -53,7 +53,7 @@ def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told", "says"),
+    ("overrides", "bounds", "says"),
     [
         (["privacy.k_min=3"], {}, "privacy.k_min=2: this client asks for at least 3"),
         (["privacy.epsilon=10"], None,
@@ -68,10 +68,10 @@ def test_a_client_whose_budget_is_spent_says_that_it_sent_no_centroids(
     ],
 )  # fmt: skip
 def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
-    worker, server, said, tmp_path, overrides, told, says, ask, greeting, private, task
+    worker, server, said, tmp_path, overrides, bounds, says, ask, greeting, private, task
 ):
     """When greeted, and when a server asks for another thing than it said then."""
-    given = server if told is None else private(**told)
+    given = server if bounds is None else private(**bounds)
     one = worker(*overrides)
     word = "privacy_budget_spent" if "exceed" in says else "privacy_refused"
     assert ask(one, "greet", greeting(given))[CONFIG]["refusal"] == word
@@ -84,8 +84,8 @@ def test_what_a_client_does_not_allow_it_refuses_whoever_asks(
 
 def test_bounds_that_are_kept_keep_nobody_out(worker, ask, greeting, private):
     one = worker("privacy.epsilon=50", "privacy.total_epsilon=300", "privacy.k_min=4")
-    told = ask(one, "greet", greeting(private(k_min=4)))[CONFIG]
-    assert "refusal" not in told
+    answer = ask(one, "greet", greeting(private(k_min=4)))[CONFIG]
+    assert "refusal" not in answer
 
 
 def rows(reply):

@@ -285,9 +285,9 @@ def test_hanging_killed_late_and_returning_clients(machines):
     late.wait_for("round ")
     back.wait_for("round ")
     assert server.wait() == 0, server.text
-    told = machines.dropped()
-    assert {(round_, client) for round_, client, _ in told} == {(2, "hanging"), (2, "killed")}
-    reasons = {client: reason for _, client, reason in told}
+    dropped = machines.dropped()
+    assert {(round_, client) for round_, client, _ in dropped} == {(2, "hanging"), (2, "killed")}
+    reasons = {client: reason for _, client, reason in dropped}
     assert "no reply within federation.round_timeout" in reasons["hanging"]
     assert machines.metrics()[-1]["clients"]["cohort"] == 3
 

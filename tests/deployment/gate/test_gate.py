@@ -323,9 +323,9 @@ def test_health(client, tls_client):
     assert version[0].isdigit()
     for made in (client, tls_client):
         status, body = made.request("GET", "/health")
-        told = json.loads(body)
-        assert abs(told.pop("time") - time.time()) < 60
-        assert (status, told) == (200, {"version": version, "superlink": True})
+        health = json.loads(body)
+        assert abs(health.pop("time") - time.time()) < 60
+        assert (status, health) == (200, {"version": version, "superlink": True})
 
 
 @pytest.mark.parametrize("kind", ["dead", "mute"])

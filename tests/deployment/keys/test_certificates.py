@@ -267,7 +267,7 @@ def test_what_is_no_host_is_refused(refused, host):
 
 
 @pytest.mark.parametrize(
-    ("missing", "told"),
+    ("missing", "expected"),
     [
         (["ca.crt"], "ca.crt is missing: put it back"),
         (["ca.key"], "ca.key is missing: put it back"),
@@ -275,10 +275,10 @@ def test_what_is_no_host_is_refused(refused, host):
         (["ca.crt", "server.crt", "server.key"], "ca.crt is missing: put it back"),
     ],
 )
-def test_an_incomplete_authority_is_not_replaced(refused, security, missing, told):
+def test_an_incomplete_authority_is_not_replaced(refused, security, missing, expected):
     for name in missing:
         (security / name).unlink()
-    assert told in refused("server", f"folder={security}", "host=localhost")
+    assert expected in refused("server", f"folder={security}", "host=localhost")
 
 
 def test_an_authority_of_two_halves_is_not_used(refused, keys, security, tmp_path):

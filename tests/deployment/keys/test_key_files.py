@@ -91,8 +91,8 @@ def test_what_the_server_makes(keys, tmp_path):
         "a/security/bundles/x/client.key": 0o600,
         "a/security/bundles/y/client.key": 0o600,
     }
-    for told in ("ca.crt", "server.crt for example.org", "bundles/x", "bundles/y", "register"):
-        assert told in out
+    for named in ("ca.crt", "server.crt for example.org", "bundles/x", "bundles/y", "register"):
+        assert named in out
     assert "PRIVATE" not in out
 
 

@@ -29,9 +29,9 @@ def client(tiny):
 
 
 def message(client, train=True):
-    told = {"round": 1, "train": train, "schema": client.schemas.fingerprint, "contribute": True}
+    task = {"round": 1, "train": train, "schema": client.schemas.fingerprint, "contribute": True}
     return RecordDict(
-        {ARRAYS: to_record(pack_state(client.learner, client.schemas)), CONFIG: ConfigRecord(told)}
+        {ARRAYS: to_record(pack_state(client.learner, client.schemas)), CONFIG: ConfigRecord(task)}
     )
 
 

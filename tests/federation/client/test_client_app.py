@@ -24,10 +24,10 @@ identify_process()
 def ask(config, node, client):
     learner = build_learner(config, 1)
     schemas = Schemas.of(learner, config)
-    told = {"config": config.to_json(), "schema": schemas.fingerprint, "round": 1, "train": True,
+    task = {"config": config.to_json(), "schema": schemas.fingerprint, "round": 1, "train": True,
             "contribute": True, "client": client}  # fmt: skip
     content = RecordDict(
-        {ARRAYS: to_record(pack_state(learner, schemas)), CONFIG: ConfigRecord(told)}
+        {ARRAYS: to_record(pack_state(learner, schemas)), CONFIG: ConfigRecord(task)}
     )
     context = Context(0, node, {"partition-id": node, "num-partitions": 4}, RecordDict(), {})
     return app(Message(content, node, "train"), context)

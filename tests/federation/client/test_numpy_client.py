@@ -256,7 +256,7 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
                 buffer.fill_(1e-3)
     parameters[0] = Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
     client = OrchestraClient(config, "3", images())
-    loss, examples, told = client.evaluate([p.copy() for p in parameters], {"round": 4})
+    loss, examples, scores = client.evaluate([p.copy() for p in parameters], {"round": 4})
     wanted = {}
     for name, backbone in learner.method.backbones().items():
         draw = ClientSeed(config.seed, 4, "3").generator("similarity")
@@ -264,7 +264,7 @@ def test_evaluate_scores_the_received_kept_backbone(tiny):
             backbone, images(), config.data.augmentation, draw, 256, by="half"
         )
     assert wanted["online"] != wanted["target"]
-    assert told == asdict(wanted["online"])
+    assert scores == asdict(wanted["online"])
     assert (loss, examples) == (-wanted["online"].score, 20)
 
 

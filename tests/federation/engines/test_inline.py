@@ -75,9 +75,9 @@ def test_a_client_without_memory_beside_others_is_tried_alone():
 
 
 def test_clients_side_by_side_are_as_many_workers(tiny):
-    """By which a round's overhead is told."""
+    """What a round's overhead is computed from."""
     for count in (1, 4):
         config = tiny("method=simclr", f"engine.side_by_side={count}")
         engine = InlineEngine(config.engine.settings, config)
-        told = engine.run(lambda grid, workers: {"workers": workers}, clients=4)
-        assert told == {"workers": count}
+        outcome = engine.run(lambda grid, workers: {"workers": workers}, clients=4)
+        assert outcome == {"workers": count}

@@ -193,8 +193,8 @@ def test_the_ledger_is_exact_after_sigkill_and_resume(sim, tmp_path, tiny_overri
     assert ours["epsilon_spent"] == theirs["epsilon_spent"] > 20
     counts = ours["privacy"]["centroids"]["releases"]
     assert sum(counts.values()) < 3 * 2  # somebody had spent the total, and was not asked again
-    told = [[r["privacy"] for r in metrics(f)] for f in (folder, whole)]
-    assert told[0] == told[1]
+    spent = [[r["privacy"] for r in metrics(f)] for f in (folder, whole)]
+    assert spent[0] == spent[1]
     assert_same_bits(folder, whole)
 
 

@@ -47,7 +47,7 @@ def same_bits(one, other):
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def told(run):
+def recorded(run):
     return [record.get("exchange") for record in run.records]
 
 
@@ -68,14 +68,14 @@ def test_grouped_by_updates_then_assigned_by_loss_by_hand(toy, federate, watched
     by_hand = [mean(dark, "abc"), mean(bright, "d")]
     assert values(run.state) == pytest.approx(by_hand, abs=tolerance)
     apart = {"cluster-0": ["a", "b"], "cluster-1": ["c", "d"]}
-    assert told(run) == [
+    assert recorded(run) == [
         None,
         {"moved": 0, "members": {"cluster-0": ["a", "b", "c", "d"]}},
         {"moved": 0, "members": {"cluster-0": ["a", "b", "c", "d"]}},
         {"moved": 0, "members": apart},
         {"moved": 1, "members": {"cluster-0": ["a", "b", "c"], "cluster-1": ["d"]}},
     ]
-    assert run.summary["exchange"] == told(run)[-1]
+    assert run.summary["exchange"] == recorded(run)[-1]
     assert [sent["c", r] for r in (1, 2, 3)] == [["one"]] * 3
     assert sent["c", 4] == ["cluster-0", "cluster-1"]
 
@@ -128,7 +128,7 @@ def test_from_one_start_all_stay_in_the_first_cluster(tiny, tmp_path, federate):
     config, run = run_of_three(tiny, tmp_path, federate, "exchange.start=same",
                                "federation.rounds=3", "evaluation.every=100")  # fmt: skip
     everybody = {"cluster-0": ["0", "1", "2"], "cluster-1": []}
-    assert told(run)[1:] == [{"moved": 0, "members": everybody}] * 3
+    assert recorded(run)[1:] == [{"moved": 0, "members": everybody}] * 3
     learner = build_learner(config, 1)
     start = Schemas.of(learner, config).shared.pack(learner.state(Role.SHARED))
     np.testing.assert_array_equal(run.state["models/cluster-1/shared"].numpy(), start)
@@ -140,7 +140,7 @@ def test_from_the_published_start_nobody_ever_moves(tiny, tmp_path, federate):
                           "federation.rounds=4", "training.local_epochs=3",
                           "evaluation.every=100")  # fmt: skip
     dealt = {"cluster-0": ["0", "2"], "cluster-1": ["1"]}
-    assert told(run)[1:] == [{"moved": 0, "members": dealt}] * 4
+    assert recorded(run)[1:] == [{"moved": 0, "members": dealt}] * 4
 
 
 def loaded(config, arrays):
@@ -356,7 +356,7 @@ def test_resumed_before_clients_are_grouped_the_groups_have_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         federate(torn, app=watched(pull_the_plug), folder=folder, evaluate=False)
     resumed = federate(torn, folder=RunFolder.resume(folder.path), evaluate=False)
-    assert told(whole) == told(resumed)
+    assert recorded(whole) == recorded(resumed)
     same_bits(whole.state, resumed.state)
 
 
@@ -383,7 +383,7 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(
         federate(torn, app=watched(pull_the_plug), folder=folder, evaluate=False)
     resumed = federate(torn, folder=RunFolder.resume(folder.path), evaluate=False)
     same_bits(whole.state, resumed.state)
-    assert told(whole) == told(resumed)
+    assert recorded(whole) == recorded(resumed)
     assert [r["loss"] for r in whole.records] == [r["loss"] for r in resumed.records]
 
 
@@ -396,7 +396,7 @@ def test_in_any_order_the_same_bits(tiny, tmp_path, federate, scrambled_grid):
 
     straight, crossed = run("straight"), run("crossed", grid=scrambled_grid)
     same_bits(straight.state, crossed.state)
-    assert told(straight) == told(crossed)
+    assert recorded(straight) == recorded(crossed)
 
 
 def test_every_clusters_model_is_evaluated_and_saved(tiny, tmp_path, federate):

@@ -240,14 +240,14 @@ def test_no_rows_are_a_reply_where_the_method_says_so():
     np.testing.assert_array_equal(taken.shared, GOOD["shared"])
 
 
-@pytest.mark.parametrize(("told", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
-def test_rows_that_the_client_itself_calls_too_small_are_not_taken(told, taken):
-    message = reply(metrics={"smallest_group": told})
+@pytest.mark.parametrize(("reported", "taken"), [(8, True), (7, False), (0, False), (-1, False)])
+def test_rows_that_the_client_itself_calls_too_small_are_not_taken(reported, taken):
+    message = reply(metrics={"smallest_group": reported})
     release = replace(RELEASE, min_images=8)
     if taken:
         check_reply(message, SCHEMAS, release, models=["model"], trained=True)
         return
-    with pytest.raises(BadReplyError, match=f"rows of {told} images, privacy.k_min=8"):
+    with pytest.raises(BadReplyError, match=f"rows of {reported} images, privacy.k_min=8"):
         check_reply(message, SCHEMAS, release, models=["model"], trained=True)
 
 
@@ -289,9 +289,9 @@ LIMITS = {"alignment": (-1.0, 1.0), "uniformity": (-5.0, 5.0)}
 
 
 def scores(schema=SCHEMAS.fingerprint, **metrics):
-    told = {"alignment": 0.5, "uniformity": -2.0, "examples": 10, **metrics}
-    told = {name: value for name, value in told.items() if value is not None}
-    content = {METRICS: MetricRecord(told), CONFIG: ConfigRecord({"schema": schema})}
+    reported = {"alignment": 0.5, "uniformity": -2.0, "examples": 10, **metrics}
+    reported = {name: value for name, value in reported.items() if value is not None}
+    content = {METRICS: MetricRecord(reported), CONFIG: ConfigRecord({"schema": schema})}
     return Message(RecordDict(content), reply_to=QUESTION)
 
 
@@ -309,8 +309,8 @@ def test_scores_without_labels_have_ranges_of_the_networks_width(tiny):
 
 
 def test_good_scores_are_taken():
-    examples, told = check_scores(scores(), SCHEMAS, LIMITS)
-    assert (examples, told) == (10, {"alignment": 0.5, "uniformity": -2.0})
+    examples, values = check_scores(scores(), SCHEMAS, LIMITS)
+    assert (examples, values) == (10, {"alignment": 0.5, "uniformity": -2.0})
 
 
 def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):

@@ -72,8 +72,8 @@ def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, 
     kept = next(iter(learner.method.backbones()))
     assert summary["backbone"] == kept == json.loads(folder.summary.read_text())["backbone"]
     for scores in (summary, summary["untrained"]):
-        told = [scores[key] for key in ("knn", "linear", "feature_std")]
-        assert np.isfinite(told).all() and 0 < told[0] <= 1
+        values = [scores[key] for key in ("knn", "linear", "feature_std")]
+        assert np.isfinite(values).all() and 0 < values[0] <= 1
     about = json.loads((folder.path / "encoder.json").read_text())["about"]
     assert (about["method"], about["backbone"]) == (name, kept)
     rounds = folder.read_metrics()

@@ -9,28 +9,28 @@ from orchestra_flwr.reporting import RunFolder
 
 @pytest.fixture
 def noted(watched):
-    """A ClientApp, and what numbers it was told: {round: {client: index}}."""
+    """A ClientApp, and the numbers that it was sent: {round: {client: index}}."""
 
     def make(kill=None):
-        told = {}
+        seen = {}
 
         def look(client, round_, sent, reply):
-            told.setdefault(round_, {})[client] = sent[CONFIG]["index"]
+            seen.setdefault(round_, {})[client] = sent[CONFIG]["index"]
             if round_ == kill:
                 raise KeyboardInterrupt
 
-        return watched(look), told
+        return watched(look), seen
 
     return make
 
 
 def test_in_a_simulation_it_is_the_rank_among_all(toy, federate, noted):
-    app, told = noted()
+    app, seen = noted()
     federate(toy("federation.rounds=4", "federation.participation=0.5"), app=app, evaluate=False)
     ranks = {"a": 0, "b": 1, "c": 2, "d": 3}
-    assert all(index == ranks[c] for numbers in told.values() for c, index in numbers.items())
-    assert all(len(numbers) == 2 for numbers in told.values())
-    assert {client for numbers in told.values() for client in numbers} == set(ranks)
+    assert all(index == ranks[c] for numbers in seen.values() for c, index in numbers.items())
+    assert all(len(numbers) == 2 for numbers in seen.values())
+    assert {client for numbers in seen.values() for client in numbers} == set(ranks)
 
 
 def coming_and_going(*present):
@@ -51,10 +51,10 @@ def coming_and_going(*present):
 
 
 def test_who_comes_later_gets_the_next_number_and_keeps_it(toy, federate, noted):
-    app, told = noted()
+    app, seen = noted()
     members = coming_and_going("db", "bca", "da", "cab")
     federate(toy("federation.rounds=4"), app=app, members=members, evaluate=False)
-    assert told == {
+    assert seen == {
         1: {"b": 0, "d": 1},
         2: {"b": 0, "a": 2, "c": 3},
         3: {"a": 2, "d": 1},
@@ -69,8 +69,8 @@ def test_numbers_outlive_the_servers_process(toy, federate, noted):
     members = coming_and_going("db", "bc", "bc")
     with pytest.raises(KeyboardInterrupt):
         federate(config, app=app, members=members, folder=folder, evaluate=False)
-    app, told = noted()
+    app, seen = noted()
     members = coming_and_going("a", "abcd")  # nobody of them is there when the server is back
     resumed = RunFolder.resume(folder.path)
     federate(config, app=app, members=members, folder=resumed, evaluate=False)
-    assert told == {3: {"a": 3}, 4: {"a": 3, "b": 0, "c": 2, "d": 1}}
+    assert seen == {3: {"a": 3}, 4: {"a": 3, "b": 0, "c": 2, "d": 1}}

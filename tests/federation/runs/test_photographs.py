@@ -61,9 +61,9 @@ def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, metho
         f"protocols=[{','.join(PROTOCOLS)}]",
     )  # fmt: skip
     judged = tmp_path / "run" / "evaluation" / "image_folder-cifar10-jpeg.json"
-    told = json.loads(judged.read_text())
-    accuracies = {name: told[name] for name in PROTOCOLS[:3]}
-    accuracies |= {f"finetune {share}": each["mean"] for share, each in told["finetune"].items()}
+    report = json.loads(judged.read_text())
+    accuracies = {name: report[name] for name in PROTOCOLS[:3]}
+    accuracies |= {f"finetune {share}": each["mean"] for share, each in report["finetune"].items()}
     print(accuracies)
     assert accuracies.pop("finetune 0.01") > 0  # ten labels
     assert min(accuracies.values()) > GUESSED

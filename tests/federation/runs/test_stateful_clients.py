@@ -75,7 +75,7 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def told(folder):
+def recorded(folder):
     """All but the clock."""
     return [(r["round"], r["loss"], r.get("merge"), r.get("scores")) for r in folder.read_metrics()]
 
@@ -118,7 +118,7 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(config, tmp_path, policy, k
     assert all(list(state.rglob(f"{killed}.safetensors")) for state in states)
     run(torn, folder=RunFolder.resume(folder.path))
     assert same(encoder(whole), encoder(folder))
-    assert told(whole) == told(folder)
+    assert recorded(whole) == recorded(folder)
 
 
 @pytest.mark.parametrize("policy", [POLICIES[1], pytest.param(POLICIES[0], marks=pytest.mark.slow)])
@@ -170,8 +170,8 @@ def test_only_real_clients_hear_what_they_were_used_for(federate, watched, tiny,
             "3": {"trained": 1, "contributed": 1},
         },
     }
-    for (client, round_), told in tasks.items():
-        assert told == (expected[round_][client] if real else nothing), (client, round_)
+    for (client, round_), entries in tasks.items():
+        assert entries == (expected[round_][client] if real else nothing), (client, round_)
     assert len(tasks) == 12
 
 

@@ -318,8 +318,8 @@ def test_clients_of_few_images_send_fewer_centroids_or_none(config, tmp_path):
 
     def look(client, round_, reply):
         arrays = from_record(reply.content[ARRAYS])
-        told = reply.content[METRICS]["smallest_group"]
-        seen[client, round_] = (len(arrays["local_centroids"]), told, "shared" in arrays)
+        smallest = reply.content[METRICS]["smallest_group"]
+        seen[client, round_] = (len(arrays["local_centroids"]), smallest, "shared" in arrays)
 
     given = config(*photos, "privacy.k_min=8", "training.local_epochs=3")
     summary, folder = run(given, meddling(look))
@@ -420,10 +420,10 @@ def test_an_interrupted_run_resumed_ends_in_the_same_bits(config, tmp_path, wire
     first, second = (load_encoder(f.path).backbone.state_dict() for f in (whole, folder))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
-    def told(folder):  # everything but the clock
+    def recorded(folder):  # everything but the clock
         return [(r["round"], r["loss"], r["scores"], r["bytes_up"]) for r in folder.read_metrics()]
 
-    assert told(whole) == told(folder)
+    assert recorded(whole) == recorded(folder)
 
 
 PRIVATE = ("clustering=private", "privacy.epsilon=20", "federation.rounds=5")
@@ -694,8 +694,8 @@ def test_private_centroids_are_counted_and_end_with_the_budget(config, tmp_path)
     assert any(number > 0 for round_, number in rows if 1 < round_ < 5)
     records = folder.read_metrics()
     assert [r["clients"]["ok"] for r in records] == [0, 4, 4, 4, 4, 4]
-    told = [r["privacy"]["centroids"]["releases"] for r in records]
-    assert told == [{}, {}, *({str(c): n for c in range(4)} for n in (1, 2, 3, 3))]
+    counts = [r["privacy"]["centroids"]["releases"] for r in records]
+    assert counts == [{}, {}, *({str(c): n for c in range(4)} for n in (1, 2, 3, 3))]
     assert summary["epsilon_spent"] == pytest.approx(total, abs=1e-5)
     assert summary["privacy"]["centroids"] == records[-1]["privacy"]["centroids"]
     assert summary["k_anonymity"] is None
@@ -838,7 +838,7 @@ def test_the_share_of_a_round_in_which_nobody_trains_is_told(config):
 
 def test_clients_are_not_told_where_the_server_has_its_weights(federate, watched, tiny, tmp_path):
     timm = pytest.importorskip("timm", reason="needs the extra timm")
-    file, told = tmp_path / "first.safetensors", []
+    file, configs = tmp_path / "first.safetensors", []
     save_file(timm.create_model("mobilenetv3_small_050").state_dict(), file)
     network = ["model=timm", "model.timm=mobilenetv3_small_050", "model.batch_norm=averaged"]
     config = tiny(
@@ -849,8 +849,8 @@ def test_clients_are_not_told_where_the_server_has_its_weights(federate, watched
         "federation.rounds=1",
     )
     federate(
-        config, app=watched(lambda _, __, sent, ___: told.append(sent[CONFIG]["config"])),
+        config, app=watched(lambda _, __, sent, ___: configs.append(sent[CONFIG]["config"])),
         evaluate=False,
     )  # fmt: skip
-    assert told and all('"first.safetensors"' in each for each in told)
-    assert not any(str(tmp_path) in each for each in told)
+    assert configs and all('"first.safetensors"' in each for each in configs)
+    assert not any(str(tmp_path) in each for each in configs)

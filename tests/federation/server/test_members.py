@@ -53,19 +53,19 @@ class Network:
         self.pulled.extend(ids)
         for number in ids:
             message = self.sent[int(number)]
-            told = self.answers.pop(message.metadata.dst_node_id, None)
-            if told is None:
+            answer = self.answers.pop(message.metadata.dst_node_id, None)
+            if answer is None:
                 continue
-            if isinstance(told, str):
-                reply = Message(to_error(Failure.named(told)), reply_to=message)
+            if isinstance(answer, str):
+                reply = Message(to_error(Failure.named(answer)), reply_to=message)
             else:
-                reply = Message(RecordDict({CONFIG: ConfigRecord(told)}), reply_to=message)
+                reply = Message(RecordDict({CONFIG: ConfigRecord(answer)}), reply_to=message)
             reply.metadata.__dict__["_reply_to_message_id"] = number
             yield reply
 
-    def join(self, node, name, registered="", **told):
+    def join(self, node, name, registered="", **entries):
         self.nodes[node] = registered
-        self.answers[node] = {"client": name, "images": 20, **told}
+        self.answers[node] = {"client": name, "images": 20, **entries}
 
 
 @pytest.fixture

@@ -416,14 +416,14 @@ def ask_in_int8(server, *overrides, wire="int8", **arguments):
 def updates(server, questions, changes, examples=(1, 2, 5)):
     """Replies with these changes, and the changes as they can be decoded."""
     coded, generator = server.schemas.codec, torch.Generator().manual_seed(0)
-    rows, replies, told = np.zeros((1, 3), np.float32), [], []
+    rows, replies, decoded = np.zeros((1, 3), np.float32), [], []
     for question, change, count in zip(questions, changes, examples, strict=True):
         arrays = coded.encode("update", np.asarray(change, np.float32), generator)
         reply = answer(question, server, [], rows, count)
         reply.content[ARRAYS] = to_record({**arrays, "rows": rows})
         replies.append(reply)
-        told.append(coded.decode("update", arrays).astype(np.float64))
-    return replies, told
+        decoded.append(coded.decode("update", arrays).astype(np.float64))
+    return replies, decoded
 
 
 @pytest.mark.parametrize("wire", ["int8", "int4"])
@@ -434,11 +434,11 @@ def test_updates_by_hand(server, wire):
     sent = server.schemas.codec.decode("shared", from_record(questions[0].content[ARRAYS]))
     np.testing.assert_array_equal(sent, server.schemas.as_received(state))
     assert np.abs(sent - state).max() > 1e-3
-    replies, told = updates(
+    replies, decoded = updates(
         server, questions, np.random.default_rng(1).normal(size=(3, SIZE)) / 100
     )
     server.take(replies)
-    expected = state + np.average(told, axis=0, weights=(1, 2, 5))
+    expected = state + np.average(decoded, axis=0, weights=(1, 2, 5))
     result = server.shared()
     np.testing.assert_allclose(result, expected, atol=1e-6)
     assert server.report.bytes_up == sum(payload_bytes(r.content) for r in replies)
@@ -562,8 +562,8 @@ def test_clients_cannot_work_out_who_takes_part(server):
 
     assert cohorts(key=KEY) == cohorts("seed=1", key=KEY) != cohorts(key=KEY[::-1])
     (question, *_) = server(*NOISY, key=KEY).ask()
-    told = str(dict(question.content[CONFIG]))
-    assert KEY.hex() not in told and str(int.from_bytes(KEY)) not in told
+    sent = str(dict(question.content[CONFIG]))
+    assert KEY.hex() not in sent and str(int.from_bytes(KEY)) not in sent
 
 
 def evaluation(server, round_=1):
@@ -575,10 +575,10 @@ def evaluation(server, round_=1):
 
 
 def score(question, server, alignment, uniformity, examples):
-    told = {"alignment": alignment, "uniformity": uniformity, "examples": examples}
-    told["effective_rank"] = 10 * alignment
+    scored = {"alignment": alignment, "uniformity": uniformity, "examples": examples}
+    scored["effective_rank"] = 10 * alignment
     schema = ConfigRecord({"schema": server.schemas.fingerprint})
-    content = RecordDict({METRICS: MetricRecord(told), CONFIG: schema})
+    content = RecordDict({METRICS: MetricRecord(scored), CONFIG: schema})
     return Message(content, reply_to=question)
 
 
@@ -590,7 +590,7 @@ def test_scores_are_averaged_by_images(server):
     server = server("evaluation.unsupervised=true")
     first, second, third = evaluation(server)
     assert first.metadata.message_type == "evaluate" and first.content[CONFIG]["round"] == 1
-    told = server.strategy.aggregate_evaluate(
+    scores = server.strategy.aggregate_evaluate(
         1,
         [
             score(first, server, 0.5, -2.0, 1),
@@ -598,7 +598,7 @@ def test_scores_are_averaged_by_images(server):
             score(third, server, 0.9, -4.0, 3),
         ],
     )
-    assert told == {
+    assert scores == {
         "alignment": pytest.approx(0.8),
         "uniformity": pytest.approx(-3.5),
         "effective_rank": pytest.approx(8),
@@ -613,7 +613,7 @@ def test_scores_weigh_no_more_than_count(server):
     server = server("evaluation.unsupervised=true")
     server.start(1, max_counted_images=3, images={"a": 1, "b": 2, "c": 10**8})
     first, second, third = evaluation(server)
-    told = server.strategy.aggregate_evaluate(
+    scores = server.strategy.aggregate_evaluate(
         1,
         [
             score(first, server, 0.5, -2.0, 1),
@@ -621,7 +621,7 @@ def test_scores_weigh_no_more_than_count(server):
             score(third, server, 0.9, -4.0, 10**8),
         ],
     )
-    assert told["alignment"] == pytest.approx((0.5 + 2 * 0.6 + 3 * 0.9) / 6)
+    assert scores["alignment"] == pytest.approx((0.5 + 2 * 0.6 + 3 * 0.9) / 6)
 
 
 def test_the_rounds_cohort_is_asked_for_scores(server):
