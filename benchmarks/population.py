@@ -17,18 +17,28 @@ from pathlib import Path
 from typing import Any
 
 RESULT = Path(__file__).parent / "results" / "population.json"
-COHORT, WORKERS, IMAGES = 50, 2, 14
+COHORT, WORKERS, IMAGES, MOST = 50, 2, 14, 1000
+
+
+def write_images(folder: Path) -> Path:
+    """As many small images as the most clients hold, all in both populations; without labels."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(IMAGES * MOST):
+        image = Image.frombytes("L", (8, 8), generator.bytes(64))
+        image.save(folder / f"{number:05}.png")
+    return folder
 
 
 def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
     """One federation of so many clients."""
-    from dataclasses import replace
-
-    import numpy as np
     from idle_clients import Clock
 
     from orchestra_flwr.config import load_config
-    from orchestra_flwr.federation.population import Population, load_population
+    from orchestra_flwr.federation.population import load_population
     from orchestra_flwr.federation.simulation import check_resources, simulate
     from orchestra_flwr.reporting import RunFolder
 
@@ -36,20 +46,12 @@ def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
         "model.width=8", "model.projector_dim=16", "device=cpu", f"federation.clients={clients}",
         f"federation.participation={COHORT / clients}", f"federation.rounds={rounds}",
         "clustering.global_clusters=4", "clustering.local_clusters=2", "clustering.memory=16",
-        "training.local_epochs=1", "partition=iid", f"engine.workers={WORKERS}",
-        f"run_dir={folder / 'run'}",
+        "data=image_folder", f"data.root={write_images(folder / 'images')}", "data.image_size=8",
+        "training.local_epochs=1", "partition=iid", f"partition.share={clients / MOST}",
+        f"engine.workers={WORKERS}", f"run_dir={folder / 'run'}",
     ])  # fmt: skip
-    population = load_population(config)
-    labelled = population.dataset.train
-    # The same work whatever the population; its parts overlap where there are more than images.
-    parts = {
-        str(client): np.sort(np.arange(IMAGES * client, IMAGES * (client + 1)) % len(labelled))
-        for client in range(clients)
-    }
-    unlabelled = replace(labelled, labels=None)  # nothing to evaluate with
-    dataset = replace(population.dataset, train=unlabelled)
-    clock = Clock(rounds)
-    engine, population = check_resources(config), Population(dataset, parts)
+    clock, engine, population = Clock(rounds), check_resources(config), load_population(config)
+    assert {len(part) for part in population.parts.values()} == {IMAGES}
     simulate(config, population, RunFolder.create(config), clock, engine)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     trained = [json.loads(line) for line in lines][1:]
@@ -79,7 +81,7 @@ def main() -> None:
     results = [
         {"clients": clients, **in_own_process(__file__, clients=clients, rounds=arguments.rounds)}
         for _ in range(arguments.repeat)
-        for clients in (100, 1000)
+        for clients in (100, MOST)
     ]
 
     def figures(clients: int) -> dict[str, float]:
@@ -90,7 +92,7 @@ def main() -> None:
         }
         return {**measured, "rss_gb": min(one["rss_gb"] for one in runs)}
 
-    measured = {clients: figures(clients) for clients in (100, 1000)}
+    measured = {clients: figures(clients) for clients in (100, MOST)}
     print("| clients | s a round | CPU s, server | CPU s, all | server RSS, GB |\n"
           "|---|---|---|---|---|")  # fmt: skip
     for clients, one in measured.items():
@@ -98,7 +100,7 @@ def main() -> None:
             f"| {clients} | {one['exchange']:.2f} | {one['server_cpu']:.2f} | {one['all_cpu']:.2f} "
             f"| {one['rss_gb']:.3f} |"
         )
-    ratios = {name: measured[1000][name] / measured[100][name] for name in ("exchange", "rss_gb")}
+    ratios = {name: measured[MOST][name] / measured[100][name] for name in ("exchange", "rss_gb")}
     written = {
         "environment": {
             "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
