@@ -1,7 +1,7 @@
 """The federation's rounds on the server: one loop for every engine."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -36,7 +36,13 @@ from orchestra_flwr.federation.server.run_encoders import (
     RunEncoders,
 )
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.run_records import named, overhead, round_record, run_summary
+from orchestra_flwr.federation.server.run_records import (
+    named,
+    overhead,
+    round_record,
+    run_summary,
+    usual_batch,
+)
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
@@ -329,8 +335,9 @@ class FederationRun:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        size = self.config.training.batch_size
-        chance = method.chance_losses(size) if isinstance(method, KnowsChance) else {}
+        chance: Mapping[str, float] = {}
+        if isinstance(method, KnowsChance) and metrics:
+            chance = method.chance_losses(usual_batch(self.config, metrics))
         if warnings := run_warnings(summary, metrics, chance):
             summary["warnings"] = warnings
         if self.work is not None:

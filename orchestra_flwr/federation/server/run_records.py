@@ -1,10 +1,11 @@
 """What is recorded of a run: the lines of `metrics.jsonl`, and what `summary.json` says of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.evaluation import Drift, spread_over_clients
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.checkpoint import Position
@@ -64,6 +65,13 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
     if scores is not None:
         record["scores"] = scores
     return record
+
+
+def usual_batch(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
+    """Images of a batch of a client that has as many as the last round's clients on average."""
+    training, clients = config.training, records[-1]["clients"]
+    images = max(1, round(clients["examples"] / max(1, clients["ok"])))
+    return batch_sizes(images, training.batch_size, drop_last=training.drop_last)[0]
 
 
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:

@@ -111,6 +111,14 @@ def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
     assert chance["rotation"] == pytest.approx(math.log(4)) and chance["cluster"] > 0
 
 
+def test_chance_is_that_of_the_batches_that_clients_have(config, monkeypatch):
+    """30 images a client, and batches of 20 or more: one of all of them."""
+    seen = []
+    monkeypatch.setattr(loop, "run_warnings", lambda summary, records, chance: seen.append(chance))
+    run(config("method=simclr", "partition=iid", "training.batch_size=24"))
+    assert seen == [{"contrastive": pytest.approx(math.log(2 * 30 - 1))}]
+
+
 def test_a_long_run_says_how_long_it_takes_and_how_much_memory(config, monkeypatch, capsys):
     """From its first round, with the evaluations that are left; once."""
     monkeypatch.setattr(run_estimate, "SHORTEST", 0.0)
