@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import itertools
+import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -19,8 +21,9 @@ LAYERS = [
     ["plugins", "seeding", "files", "folder_lock"],
     ["tensor_files"],
     ["config"],
-    ["extras", "flower"],
-    ["models", "privacy", "commands"],
+    ["extras"],
+    ["commands"],
+    ["flower", "models", "privacy"],
     ["data"],
     ["clustering"],
     ["methods"],
@@ -214,3 +217,39 @@ def test_a_name_has_one_sense():
     for path in [*modules(), *{path.parent for path in modules()}]:
         places[path.stem].append(str(path.relative_to(ROOT)))
     assert {n: p for n, p in places.items() if len(p) > 1 and n not in SAME_SENSE} == {}
+
+
+def documented(heading: str) -> list[list[str]]:
+    """The cells of the first table after some text in docs/architecture.md, row by row."""
+    lines = (ROOT.parent / "docs" / "architecture.md").read_text().splitlines()
+    after = itertools.dropwhile(lambda line: not line.startswith(heading), lines)
+    rows = itertools.dropwhile(lambda line: not line.startswith("|"), after)
+    table = itertools.takewhile(lambda line: line.startswith("|"), rows)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table][2:]
+
+
+def test_the_documented_layers_are_those_that_are_checked():
+    shown = {
+        room: int(layer)
+        for layer, rooms, _ in documented("## Layers")
+        for room in re.findall(r"`(\w+)/?`", rooms)
+    }
+    above = {"cli", "from_python", "__main__", "optional_formats"}
+    assert {*shown} == {*LEVEL} - above
+    for one, other in itertools.product(shown, repeat=2):
+        assert shown[one] <= shown[other] or LEVEL[one] > LEVEL[other], (one, other)
+
+
+def test_the_documented_sizes_are_those_of_the_rooms():
+    counted = Counter()
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0] if path.parent != ROOT else "files"
+        counted[room] += len(path.read_text().splitlines())
+    cells = [cell for row in documented("**Size.**") for cell in row]
+    shown = {
+        frozenset(re.findall(r"`(\w+)/`", name) or ["files"]): int(lines.replace(",", ""))
+        for name, lines in zip(cells[::2], cells[1::2], strict=True)
+    }
+    assert {room for rooms in shown for room in rooms} == {*counted}
+    for rooms, lines in shown.items():
+        assert lines == pytest.approx(sum(counted[room] for room in rooms), rel=0.05), rooms
