@@ -70,8 +70,10 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
 def usual_batch(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
     """Images of a batch of a client that has as many as the last round's clients on average."""
     training, clients = config.training, records[-1]["clients"]
-    images = max(1, round(clients["examples"] / max(1, clients["ok"])))
-    return batch_sizes(images, training.batch_size, drop_last=training.drop_last)[0]
+    images = clients["examples"] // max(1, clients["ok"])
+    # Of many images all batches are alike, and a sum that was spoilt may hold any number.
+    counted = min(max(1, images), 100 * training.batch_size)
+    return batch_sizes(counted, training.batch_size, drop_last=training.drop_last)[0]
 
 
 def named(names: Sequence[str], most: int = MAX_NAMED) -> str:

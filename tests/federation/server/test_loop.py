@@ -31,6 +31,7 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
+from orchestra_flwr.federation.server.run_records import usual_batch
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role
@@ -117,6 +118,13 @@ def test_chance_is_that_of_the_batches_that_clients_have(config, monkeypatch):
     monkeypatch.setattr(loop, "run_warnings", lambda summary, records, chance: seen.append(chance))
     run(config("method=simclr", "partition=iid", "training.batch_size=24"))
     assert seen == [{"contrastive": pytest.approx(math.log(2 * 30 - 1))}]
+
+
+@pytest.mark.parametrize(("images", "size"), [(0, 2), (120, 15), (4 * 10**15, 16)])
+def test_a_usual_batch_is_that_of_any_number_of_images(config, images, size):
+    """Four clients; a sum that a lying client spoilt may say any number."""
+    records = [{"clients": {"ok": 4, "examples": images}}]
+    assert usual_batch(config("training.batch_size=16"), records) == size
 
 
 def test_a_long_run_says_how_long_it_takes_and_how_much_memory(config, monkeypatch, capsys):
