@@ -155,9 +155,8 @@ class Learner(nn.Module):
 
     def _set_resting(self, names: set[str]) -> None:
         """Takes the gradients from these parameters, and gives them back to all others."""
-        for name, parameter in self.named_parameters():
-            if (name := full_name(name)) in names ^ self._resting:
-                parameter.requires_grad_(name not in names)
+        for name in names ^ self._resting:
+            self.get_parameter(f"method.{name}").requires_grad_(name not in names)
         self._resting = names
 
     def loss(
