@@ -193,10 +193,10 @@ def conf_folders(packages: Sequence[str]) -> list[Path]:
 
 def _check_parameters(plugin: type[Any]) -> None:
     """Whether a user's methods can be called like those of this package that they replace."""
-    ours = [each for each in plugin.__mro__ if each.__module__.startswith("orchestra_flwr.")]
+    ours = [parent for parent in plugin.__mro__ if parent.__module__.startswith("orchestra_flwr.")]
     for name, method in vars(plugin).items():
-        replaced = next((vars(each)[name] for each in ours if name in vars(each)), None)
-        theirs, base = (getattr(each, "__func__", each) for each in (method, replaced))
+        replaced = next((vars(parent)[name] for parent in ours if name in vars(parent)), None)
+        theirs, base = (getattr(function, "__func__", function) for function in (method, replaced))
         if name == "__init__" or not (inspect.isfunction(theirs) and inspect.isfunction(base)):
             continue
         expected = inspect.signature(base)

@@ -31,15 +31,15 @@ def read_flags(arguments: Sequence[str], allowed: Sequence[str] = COMMON) -> Fla
     Raises:
         ConfigError: a flag that is not allowed.
     """
-    flags = [SHORT.get(each, each) for each in arguments if each.startswith("-")]
+    flags = [SHORT.get(word, word) for word in arguments if word.startswith("-")]
     for flag in flags:
         if flag not in allowed:
             raise ConfigError(f"{flag}: unknown flag; there are {', '.join(allowed)}")
-    rest = [each for each in arguments if not each.startswith("-")]
+    rest = [word for word in arguments if not word.startswith("-")]
     groups: list[str] = []
     if "--help" in flags:
-        groups = [each for each in rest if "=" not in each]
-        rest = [each for each in rest if "=" in each]
+        groups = [word for word in rest if "=" not in word]
+        rest = [word for word in rest if "=" in word]
     elif "--cfg" in flags and "job" in rest:
         rest.remove("job")
     return Flags(tuple(rest), frozenset(flags), tuple(groups))

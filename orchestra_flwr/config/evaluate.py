@@ -98,10 +98,10 @@ class SavedEncoderConfig(OfSavedEncoder):
         if not isinstance(data, dict) or not are_packages(packages):
             raise ConfigError(f"{file}: is damaged, data and plugins must be those of a run")
         imported = [p for p in packages if p in imported_packages()]
-        own = data.get("augmentation")
-        if self.data.augmentation is not None and isinstance(own, dict):
+        of_run = data.get("augmentation")
+        if self.data.augmentation is not None and isinstance(of_run, dict):
             named = self.data.augmentation.model_dump(exclude_unset=True)
-            wanted["augmentation"] = own | named  # keys that are not named are as in the run
+            wanted["augmentation"] = of_run | named  # keys that are not named are as in the run
         try:
             return self._checked({**data, **wanted}, [*self.plugins, *imported])
         except ConfigError:

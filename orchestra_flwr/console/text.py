@@ -18,13 +18,13 @@ def lookup(record: Mapping[str, Any], *keys: str) -> float | None:
 
 def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
     """The values of nested sections by their full names, such as `loss.total`."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}{separator}{k}": v for k, v in flat(value, separator).items()}
+            leaves |= {f"{key}{separator}{k}": v for k, v in flat(value, separator).items()}
         else:
-            found[str(key)] = value
-    return found
+            leaves[str(key)] = value
+    return leaves
 
 
 def counted(count: int, what: str) -> str:

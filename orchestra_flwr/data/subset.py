@@ -85,8 +85,8 @@ def beyond_limit(dataset: Dataset, limit: int | None) -> ImageSet | None:
     left = dataset.shown.clone()
     left[_chosen(dataset.train, limit)] = False
     kept = int(dataset.shown.sum()) - int(left.sum())
-    found = limited(dataset.train.select(left.nonzero().squeeze(1)), limit - kept)
-    return found if len(found) else None
+    others = limited(dataset.train.select(left.nonzero().squeeze(1)), limit - kept)
+    return others if len(others) else None
 
 
 def _chosen(images: ImageSet, limit: int | None) -> Tensor:

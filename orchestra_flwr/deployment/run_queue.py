@@ -145,12 +145,12 @@ class RunQueue:
 
     def runs(self) -> list[QueuedRun]:
         """All runs in the order in which they were submitted."""
-        found = [
+        runs = [
             QueuedRun(path)
             for path in (self.folder.iterdir() if self.folder.is_dir() else ())
             if path.name.isdecimal() and (path / CONFIGURATION).is_file()
         ]
-        return sorted(found, key=lambda run: int(run.name))
+        return sorted(runs, key=lambda run: int(run.name))
 
     def next(self) -> QueuedRun | None:
         """The first one that has not ended; None: all have."""

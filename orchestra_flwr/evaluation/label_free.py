@@ -57,7 +57,7 @@ class LabelFreeScores:
     def mean(cls, scores: Sequence[tuple[int, Self]]) -> Self:
         """The mean over several clients, weighted by their numbers of images."""
         total = sum(images for images, _ in scores)
-        columns = zip(*(astuple(each) for _, each in scores), strict=True)
+        columns = zip(*(astuple(score) for _, score in scores), strict=True)
         weights = [images / total for images, _ in scores]
         return cls(*(sum(w * v for w, v in zip(weights, c, strict=True)) for c in columns))
 
@@ -104,7 +104,7 @@ def label_free_scores(
     plain: list[Tensor] = []
     augmented: list[Tensor] = []
     with evaluation_mode(backbone), torch.inference_mode():
-        for batch in (each.to(device) for each in image_batches(images, batch_size, device)):
+        for batch in (batch.to(device) for batch in image_batches(images, batch_size, device)):
             view = augment(batch, [recipe], generator).images[0]
             for pixels, made in ((batch / 255, plain), (view, augmented)):
                 made.append(backbone(normalise(pixels, by)).float())

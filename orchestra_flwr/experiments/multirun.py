@@ -108,8 +108,8 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
     table = Table(box=box.MARKDOWN)
     for axis in rows[0].values:
         table.add_column(printable(axis))
-    found = {row.run: read_run(folder / row.run) for row in rows}
-    measures = _measures([run for run in found.values() if run is not None])
+    runs = {row.run: read_run(folder / row.run) for row in rows}
+    measures = _measures([run for run in runs.values() if run is not None])
     for title in measures:
         table.add_column(title, justify="right")
         table.add_column("gain", justify="right")
@@ -118,7 +118,7 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
     lines: list[tuple[list[str], str]] = []
     of_same_start: dict[tuple[float | None, ...], list[Row]] = {}
     for row in rows:
-        run = found[row.run]
+        run = runs[row.run]
         if run and (why := why_left_out(run, row)):
             left_out[row.run], run = why, None
         scored = [_scores(run, measure) for measure in measures.values()]
@@ -128,7 +128,9 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
             of_same_start.setdefault(tuple(before for before, *_ in scored), []).append(row)
     for scores, members in of_same_start.items():
         values = [{row.values[axis] for row in members} for axis in rows[0].values]
-        shared = [escape(printable(min(found))) if len(found) == 1 else "-" for found in values]
+        shared = [
+            escape(printable(min(of_axis))) if len(of_axis) == 1 else "-" for of_axis in values
+        ]
         before_cells = [cell for score in scores for cell in (_score(score), "")]
         table.add_row(*shared, *before_cells, "before training")
     for cells, name in lines:

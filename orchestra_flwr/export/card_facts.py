@@ -142,11 +142,11 @@ class CardFacts:
 
 def _of_one_model(summary: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
     """What a summary says of one of several models; the run's scores are the means over them."""
-    found = {key: summary[key] for key in OF_ALL_MODELS if key in summary}
+    of_run = {key: summary[key] for key in OF_ALL_MODELS if key in summary}
     model = (summary.get("models") or {}).get(about.get("model")) or {}
     scores, saved = model.get("scores") or {}, about.get("backbone")
     if saved not in scores:
-        return found
+        return of_run
     others = {name: of for name, of in scores.items() if name != saved}
     before = {"untrained": summary["untrained"]} if "untrained" in summary else {}
-    return {**scores[saved], **others, "backbone": saved, **before, **found}
+    return {**scores[saved], **others, "backbone": saved, **before, **of_run}

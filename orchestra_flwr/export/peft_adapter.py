@@ -57,10 +57,10 @@ def _run_of(config: ExportConfig) -> Config:
             "must have model=timm adaptation=lora"
         )
     summary = read_json(folder / "summary.json")
-    kept = summary.get("kept_round", summary["rounds"])
-    if kept != summary["rounds"]:
+    best = summary.get("kept_round", summary["rounds"])
+    if best != summary["rounds"]:
         raise ConfigError(
-            f"format=peft: the run kept the encoder after round {kept} (evaluation.keep=best), and "
+            f"format=peft: the run kept the encoder after round {best} (evaluation.keep=best), and "
             f"has the adapters of round {summary['rounds']} alone; format=timm writes it whole"
         )
     return run

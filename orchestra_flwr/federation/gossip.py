@@ -97,7 +97,7 @@ class Gossip(Exchange):
 
     def stages(self, round_: int, cohort: Sequence[str]) -> Iterator[Stage]:
         """All train, then all mix."""
-        yield Stage(tuple(Task(each, (_node(each),)) for each in cohort), mixing=self._mixing)
+        yield Stage(tuple(Task(client, (_node(client),)) for client in cohort), mixing=self._mixing)
 
     def evaluated(self) -> Mapping[str, float]:
         """All nodes."""

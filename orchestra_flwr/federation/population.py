@@ -118,10 +118,10 @@ def own_classes(
     train, test = evaluated.train.labelled, evaluated.test
     _check_scored(config, population.dataset)
     assert train.labels is not None and test is not None and test.labels is not None
-    everything, own = population.dataset.train, torch.from_numpy(population.parts[client])
+    everything, rows = population.dataset.train, torch.from_numpy(population.parts[client])
     assert everything.labels is not None
-    own = own[everything.labels[own] != UNLABELLED]
-    held = everything.labels[own]
+    rows = rows[everything.labels[rows] != UNLABELLED]
+    held = everything.labels[rows]
     if not torch.isin(held, test.labels).any():
         raise ConfigError(
             f"evaluation.clients=true: there is no test image of any class of client {client}"
@@ -129,8 +129,10 @@ def own_classes(
     targets = labels_for(config, test)
     few, labels = None, config.evaluation.personal_labels
     if labels is not None:
-        order = torch.randperm(len(own), generator=torch_generator(config.seed, "personal", client))
-        chosen = own[order[:labels]]
+        order = torch.randperm(
+            len(rows), generator=torch_generator(config.seed, "personal", client)
+        )
+        chosen = rows[order[:labels]]
         images = everything.images[chosen]
         shifted = shift_images(config.shift, images, chosen, client, config.seed)
         few = shifted, everything.labels[chosen]

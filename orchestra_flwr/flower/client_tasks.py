@@ -72,9 +72,9 @@ class _Client(RuntimeHttpClient):
         """As Flower's, once the message is there."""
         deadline = time.monotonic() + STORED_SECONDS
         while True:
-            found = super().PullMessages(request)
-            if found.messages_list or time.monotonic() > deadline:
-                return found
+            response = super().PullMessages(request)
+            if response.messages_list or time.monotonic() > deadline:
+                return response
             time.sleep(RETRY_SECONDS)
 
 

@@ -59,7 +59,7 @@ class ReplyUpload:
     def __init__(self, head: MessageProto, tree: ObjectTree) -> None:
         self.message_id = head.metadata.message_id
         self._is_error = head.HasField("error")
-        self._parts = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+        self._parts = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
         self._missing = [*self._parts]
         self._gone = False
         self._held: dict[str, bytes] = {}
@@ -94,10 +94,10 @@ class ReplyUpload:
         contents, self._held = self._held, {}
         for part in self._parts:
             if part not in contents:
-                found = pull(part)
-                if not found.object_available:
+                response = pull(part)
+                if not response.object_available:
                     raise UnreadableReplyError("its reply was given up before it was there whole")
-                contents[part] = found.object_content
+                contents[part] = response.object_content
         return put_together(self.message_id, contents, most)
 
 
@@ -131,7 +131,8 @@ def bytes_of_arrays(contents: Mapping[str, bytes]) -> int:
         one of UNREADABLE.
     """
     heads = {
-        key: get_object_head_values_from_object_content(each) for key, each in contents.items()
+        key: get_object_head_values_from_object_content(content)
+        for key, content in contents.items()
     }
     chunks = {
         key: len(contents[key]) - contents[key].find(HEAD_BODY_DIVIDER) - 1

@@ -126,7 +126,9 @@ class StreamingGrid(OneRunGrid):
                 continue
             # The others under way end first; their replies wait, at most a window of them.
             ended = deque([(message, reply)])
-            ended += [(each, self._receive(key, each, deadline)) for key, each in under_way]
+            ended += [
+                (message, self._receive(key, message, deadline)) for key, message in under_way
+            ]
             under_way.clear()
             while ended:
                 message, reply = ended.popleft()

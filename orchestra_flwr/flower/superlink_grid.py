@@ -132,9 +132,9 @@ class SuperLinkGrid(StreamingGrid):
         wanted = list(message_ids)
         if unseen := [key for key in wanted if key not in self._uploads]:
             request = PullAppMessagesRequest(message_ids=unseen)
-            found = self._superlink._runtime_client.PullMessages(request)
-            trees = found.message_object_trees
-            for reply, tree in zip(found.messages_list, trees, strict=True):
+            response = self._superlink._runtime_client.PullMessages(request)
+            trees = response.message_object_trees
+            for reply, tree in zip(response.messages_list, trees, strict=True):
                 self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(reply, tree)
         return [key for key in wanted if key in self._uploads]
 

@@ -59,7 +59,7 @@ def balanced_classes(
         thresholds: (K,).
         rare: a class with a smaller share is rare.
     """
-    (largest, _), (first, second) = (each.unbind(1) for each in probabilities.topk(2))
+    (largest, _), (first, second) = (columns.unbind(1) for columns in probabilities.topk(2))
     others = second.where(shares[second] < rare, torch.full_like(second, UNLABELLED))
     return first.where(largest > thresholds[first], others)
 

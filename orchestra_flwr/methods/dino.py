@@ -45,7 +45,9 @@ def distillation_loss(
     Returns:
         Scalar mean over images and pairs of views.
     """
-    classes = [((each.detach() - centre) / teacher_temperature).softmax(dim=1) for each in teacher]
+    classes = [
+        ((outputs.detach() - centre) / teacher_temperature).softmax(dim=1) for outputs in teacher
+    ]
     return swapped_prediction_loss(student, classes, student_temperature)
 
 
@@ -106,7 +108,7 @@ class DINO(KnowsChance, MomentumEncoder):
         self.update_target(settings.ema)
         with torch.no_grad():
             seen = self.target_projections(batch.views[:2])
-            teacher = [self.target("prototypes")(each) for each in seen]
+            teacher = [self.target("prototypes")(projection) for projection in seen]
         distillation = distillation_loss(
             student,
             teacher,

@@ -153,8 +153,8 @@ class Distill(ChecksClients, StartsRounds, Projecting):
 
     def _matched(self, targets: Tensor) -> Tensor:
         """(n, 1) temperatures of the teacher's similarities, one for each image."""
-        if (given := self.settings.teacher_temperature) is not None:
-            return targets.new_full((len(targets), 1), given)
+        if (temperature := self.settings.teacher_temperature) is not None:
+            return targets.new_full((len(targets), 1), temperature)
         compared = targets[:MAX_COMPARED].T
         parts = [
             matched_temperatures(rows @ compared, self.settings.perplexity)

@@ -82,7 +82,7 @@ def label_loss(
     """
     targets = labels.where(mask, torch.zeros_like(labels))
     entropies = [F.cross_entropy(classifier(view), targets, reduction="none") for view in views]
-    return torch.stack([masked_mean(each, mask) for each in entropies]).sum()
+    return torch.stack([masked_mean(entropy, mask) for entropy in entropies]).sum()
 
 
 def losses_with_labels(

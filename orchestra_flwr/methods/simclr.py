@@ -73,7 +73,7 @@ def info_nce_loss(
     similarity = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
     same = torch.arange(len(first), device=similarity.device)
     directions = (similarity, similarity.T)
-    forth, back = (_cross_entropy(each, same, candidates, weights) for each in directions)
+    forth, back = (_cross_entropy(cosines, same, candidates, weights) for cosines in directions)
     return (forth + back) / 2
 
 
@@ -127,5 +127,5 @@ class SimCLR(BoundsInformation, KnowsChance, SomeLabels):
 
     def information(self, step: Step) -> Tensor:
         """log B - InfoNCE, a valid bound whichever loss is minimised."""
-        first, second = (each.detach() for each in step.features["projector"])
+        first, second = (projection.detach() for projection in step.features["projector"])
         return math.log(len(first)) - info_nce_loss(first, second, self.settings.temperature)

@@ -90,7 +90,7 @@ def _source(config: Config, client: str) -> tuple[Any, ...]:
             "or a name of timm.list_models()"
         )
     name, weights = options.teacher.replace(CLIENT, client), options.teacher_weights
-    paths = [at_home(each) for each in (name, weights)]
+    paths = [at_home(path) for path in (name, weights)]
     files: list[Path] = [p / "encoder.safetensors" if p.is_dir() else p for p in paths]
     written = tuple(file.stat().st_mtime for file in files if file.is_file())
     return name, weights, options.teacher_size, tuple(config.plugins), written

@@ -209,11 +209,11 @@ def check_batch_norm(config: Config) -> None:
     """
     policy, model, merging = BatchNormPolicy.of(config), config.model, config.merging
     chosen = f"model.batch_norm={model.batch_norm}"
-    own = f"merging={merging.name}" if merging.plugin.local_norms else policy.asked_by
+    local_by = f"merging={merging.name}" if merging.plugin.local_norms else policy.asked_by
     for key, value in {"init": config.init, **model.first_weights}.items():
         if value is not None and (policy.is_local or merging.plugin.local_norms):
             raise ValueError(
-                f"{key}={value}: must not be given with {own}, whose clients begin "
+                f"{key}={value}: must not be given with {local_by}, whose clients begin "
                 "with BatchNorm of their own"
             )
     if model.batch_norm is not None and policy.name != "local":

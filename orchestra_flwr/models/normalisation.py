@@ -48,8 +48,8 @@ def nearest_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> 
     """The normalisation whose mean and deviation of three channels differ least from these."""
 
     def distance(by: Normalisation) -> float:
-        own = [value for values in mean_and_deviation(by, 3) for value in values]
-        return sum(abs(a - b) for a, b in zip([*mean, *deviation], own, strict=True))
+        statistics = [value for values in mean_and_deviation(by, 3) for value in values]
+        return sum(abs(a - b) for a, b in zip([*mean, *deviation], statistics, strict=True))
 
     return min(STATISTICS, key=distance)
 

@@ -36,9 +36,9 @@ def discrete_gaussian(key: bytes, bits: int, count: int) -> np.ndarray:
     digits = KeyStream(hashlib.blake2b(b"digits", key=key, digest_size=32).digest())
     values, filled = np.empty(count, np.int32), 0
     while filled < count:
-        found = _accepted(stream, digits, bits)[: count - filled]
-        values[filled : filled + len(found)] = found
-        filled += len(found)
+        accepted = _accepted(stream, digits, bits)[: count - filled]
+        values[filled : filled + len(accepted)] = accepted
+        filled += len(accepted)
     return values
 
 

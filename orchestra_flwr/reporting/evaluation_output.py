@@ -44,7 +44,7 @@ def check_place(folder: Path, encoder: Path) -> None:
     if not encoder.is_file():
         return
     above = (folder, *folder.absolute().parents)
-    place = next(each for each in above if os.path.exists(each))  # noqa: PTH110 (never raises)
+    place = next(path for path in above if os.path.exists(path))  # noqa: PTH110 (never raises)
     try:
         with tempfile.TemporaryFile(dir=place):
             pass

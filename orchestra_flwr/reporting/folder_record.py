@@ -54,7 +54,7 @@ class FolderRecord:
         Raises:
             OSError: a file cannot be read.
         """
-        files = {name: each.entry() for name, each in self._grown.items() if each.path.is_file()}
+        files = {name: grown.entry() for name, grown in self._grown.items() if grown.path.is_file()}
         paths = {name: self._folder / name for name in FIXED}
         files |= {name: _entry(path.read_bytes()) for name, path in paths.items() if path.is_file()}
         return json.dumps({"config": self._config, "files": files}, default=str)

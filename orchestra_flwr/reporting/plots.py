@@ -227,8 +227,9 @@ def _saved_backbone(metrics: Metrics) -> str:
 
 def _has_scores(metrics: Metrics, key: str) -> bool:
     """Whether any round has this score, on the server's or on clients' images."""
-    scores = [each for r in metrics for each in (r.get("scores") or {}).values()]
-    return any(key in each for each in [*scores, *(r.get("unsupervised") or {} for r in metrics)])
+    scores = [values for r in metrics for values in (r.get("scores") or {}).values()]
+    label_free = [r.get("unsupervised") or {} for r in metrics]
+    return any(key in values for values in [*scores, *label_free])
 
 
 def _draw_cost(cost: tuple[str, str, float, str], panel: Axes, metrics: Metrics) -> None:

@@ -296,7 +296,7 @@ def _check_place(run_dir: str | None, path: Path) -> None:
         if path.is_dir():
             _check_empty(path, run_dir)
     above = (path, *path.absolute().parents)
-    place = next(each for each in above if os.path.exists(each))  # noqa: PTH110 (never raises)
+    place = next(path for path in above if os.path.exists(path))  # noqa: PTH110 (never raises)
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return
     reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)

@@ -167,9 +167,9 @@ def _own_classes(summary: Mapping[str, Any]) -> str:
     """Each client's own model on the client's own classes."""
     titles = {key: title for title, key in (*SCORES, *ASKED_FOR)}
     parts = [
-        f"{titles.get(name, name)} {percent(each['mean'])}, "
-        f"{_worst(each)} {percent(each['worst_tenth'])}{_deviation(each)}"
-        for name, each in (summary.get("clients_own") or {}).items()
+        f"{titles.get(name, name)} {percent(spread['mean'])}, "
+        f"{_worst(spread)} {percent(spread['worst_tenth'])}{_deviation(spread)}"
+        for name, spread in (summary.get("clients_own") or {}).items()
     ]
     return f"clients' own models on their own classes: {'; '.join(parts)}" if parts else ""
 

@@ -62,7 +62,7 @@ def run_compare(config: CompareConfig) -> None:
         of_image = None if labels is None else [labels[printable(name)] for name in names]
         before = start(images)
         encoders = [(before, _fitting(before, after, archive, names, images)), (after, images)]
-        features, scores = zip(*(_measured(config, *each) for each in encoders), strict=True)
+        features, scores = zip(*(_measured(config, *pair) for pair in encoders), strict=True)
         comparison = compare(features, scores, of_image, config.seed)
         folder = config.results
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,8 +110,8 @@ def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], E
         fitting = fit_channels(images, begun.data.channels)
         by = begun.data.normalise
         started = has_statistics(backbone)
-        found = backbone if started else recalibrated(backbone, fitting, config.batch_size, by)
-        return Encoder.of(begun, found).to(device)
+        begins = backbone if started else recalibrated(backbone, fitting, config.batch_size, by)
+        return Encoder.of(begun, begins).to(device)
 
     return of
 
@@ -175,7 +175,7 @@ def _measured(
         if not torch.isfinite(features).all():
             raise ValueError("an encoder's features are not finite")
         draw = torch_generator(config.seed, "label-free", device=features.device)
-        found = label_free_scores(
+        scores = label_free_scores(
             encoder.backbone,
             fitting,
             AugmentationConfig(),
@@ -183,15 +183,15 @@ def _measured(
             config.batch_size,
             by=encoder.spec.normalise,
         )
-    return features.cpu(), {**asdict(found), "score": found.score}
+    return features.cpu(), {**asdict(scores), "score": scores.score}
 
 
 def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
     table = Table(box=box.MARKDOWN)
     for column in ("score", "before", "after", "difference"):
         table.add_column(column, justify="left" if column == "score" else "right")
-    for name, found in comparison.accuracies.items():
-        table.add_row(TITLES[name], *_accuracy(found))
+    for name, accuracy in comparison.accuracies.items():
+        table.add_row(TITLES[name], *_accuracy(accuracy))
     for name, (before, after) in comparison.label_free.items():
         table.add_row(TITLES[name], f"{before:.3g}", f"{after:.3g}", f"{after - before:+.3g}")
     Console().print(table)
@@ -212,11 +212,11 @@ def _sizes(config: CompareConfig, before: int, after: int) -> str:
     )
 
 
-def _accuracy(found: Accuracy) -> tuple[str, str, str]:
-    low, high = 100 * found.low, 100 * found.high
-    difference = 100 * (found.after - found.before)
+def _accuracy(accuracy: Accuracy) -> tuple[str, str, str]:
+    low, high = 100 * accuracy.low, 100 * accuracy.high
+    difference = 100 * (accuracy.after - accuracy.before)
     return (
-        f"{100 * found.before:.1f} %",
-        f"{100 * found.after:.1f} %",
+        f"{100 * accuracy.before:.1f} %",
+        f"{100 * accuracy.after:.1f} %",
         f"{difference:+.1f} ({low:+.1f} to {high:+.1f})",
     )

@@ -70,8 +70,8 @@ def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[
     if config.format == "parquet":
         require("format=parquet", "parquet", "pyarrow")
     encoder = encoder_of(config, resolve_device(config.device))
-    with opened_images(config.images, "images") as (archive, found):
-        files = without_results(found, config, "images")
+    with opened_images(config.images, "images") as (archive, listed):
+        files = without_results(listed, config, "images")
         with _own(config.results) as folder:
             embeddings = _made_or_read(config, encoder, archive, files, any_format)
             names = {printable(file.name): file.name for file in files}
@@ -158,8 +158,10 @@ def _there(config: UseConfig, key: str, any_format: bool) -> tuple[Format, Embed
 
 def _near_duplicates(groups: list[list[str]]) -> str:
     count = sum(map(len, groups))
-    found = f"{count:,} images in {counted(len(groups), 'group')}" if groups else "none"
-    return f"near-duplicates on the page: {found}{', named in embeddings.json' if groups else ''}"
+    if not groups:
+        return "near-duplicates on the page: none"
+    amount = f"{count:,} images in {counted(len(groups), 'group')}"
+    return f"near-duplicates on the page: {amount}, named in embeddings.json"
 
 
 def _report(path: Path, embeddings: Embeddings) -> None:

@@ -73,25 +73,25 @@ class Comparison:
     @property
     def neighbours_in_common(self) -> float:
         """The mean share of an image's nearest images before that are also nearest after."""
-        before, after = (each.indices for each in self.neighbours)
+        before, after = (neighbours.indices for neighbours in self.neighbours)
         same = (before[:, :, None] == after[:, None, :]).any(2)
         return float(same.double().mean())
 
     @property
     def verdict(self) -> str:
         """What can be concluded from the figures, in a line."""
-        found = self.accuracies.get("linear")
+        probe = self.accuracies.get("linear")
         count = len(self.neighbours[0].indices)
-        if found is None:
+        if probe is None:
             return (
                 "no verdict: without labels nothing says for certain which encoder is better; look "
                 "at neighbours side by side, or give some labels"
             )
-        if found.low > 0:
-            return f"better: {_points(found)} of the linear probe"
-        if found.high < 0:
-            return f"WORSE: {_points(found)} of the linear probe"
-        return f"no difference that {count:,} images can show: {_points(found)} of the linear probe"
+        if probe.low > 0:
+            return f"better: {_points(probe)} of the linear probe"
+        if probe.high < 0:
+            return f"WORSE: {_points(probe)} of the linear probe"
+        return f"no difference that {count:,} images can show: {_points(probe)} of the linear probe"
 
     def as_json(self) -> dict[str, Any]:
         """All figures."""
@@ -101,7 +101,7 @@ class Comparison:
             "images": len(self.neighbours[0].indices),
             "neighbours_in_common": self.neighbours_in_common,
             "label_free": label_free,
-            "accuracies": {name: vars(each) for name, each in self.accuracies.items()},
+            "accuracies": {name: vars(accuracy) for name, accuracy in self.accuracies.items()},
         }
 
 
@@ -121,13 +121,15 @@ def compare(
         label_free: scores without labels, before and after.
         labels: n names of classes, at least five images of each; None: there are none.
     """
-    before, after = (nearest_neighbours(each, NEIGHBOURS) for each in vectors)
+    before, after = (nearest_neighbours(features, NEIGHBOURS) for features in vectors)
     accuracies = {}
     if labels is not None:
         codes = np.unique(labels, return_inverse=True)[1]
         accuracies = {
             "knn": Accuracy.of(_named_by(before, codes), _named_by(after, codes)),
-            "linear": Accuracy.of(*(rightly_classified(each, codes, seed) for each in vectors)),
+            "linear": Accuracy.of(
+                *(rightly_classified(features, codes, seed) for features in vectors)
+            ),
         }
     scores = {name: (value, label_free[1][name]) for name, value in label_free[0].items()}
     return Comparison(scores, accuracies, (before, after))
@@ -146,7 +148,7 @@ def _named_by(neighbours: Neighbours, codes: NDArray[np.integer[Any]]) -> NDArra
     return (votes.argmax(1) == classes).numpy()
 
 
-def _points(found: Accuracy) -> str:
-    difference = 100 * (found.after - found.before)
-    interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+def _points(accuracy: Accuracy) -> str:
+    difference = 100 * (accuracy.after - accuracy.before)
+    interval = f"{100 * accuracy.low:+.1f} to {100 * accuracy.high:+.1f}"
     return f"{difference:+.1f} points (95 % confidence interval {interval})"

@@ -50,7 +50,7 @@ def run_label(config: LabelConfig) -> None:
         if is_by_path:
             labelled = [path in labels_by_path for path in everything.paths]
             examples = _part(everything, labelled)
-            rest = _part(everything, [not each for each in labelled])
+            rest = _part(everything, [not has_label for has_label in labelled])
         else:
             examples = _embedded_examples(config, embedded.folder)
             rest = _outside(config, everything)
@@ -74,22 +74,22 @@ def predictions_csv(paths: tuple[str, ...], probabilities: Tensor, classes: tupl
 def _labels_by_path(config: LabelConfig) -> dict[str, str]:
     """The label of each image that a table names, which may be one that cannot be read."""
     labels_by_path = read_table(config.labels)
-    with opened_images(config.images, "images") as (_, found):
-        names = {printable(file.name) for file in without_results(found, config, "images")}
+    with opened_images(config.images, "images") as (_, listed):
+        names = {printable(file.name) for file in without_results(listed, config, "images")}
     check_known(config.labels, labels_by_path, config.images, names)
     return labels_by_path
 
 
 def _labels_by_folder(config: LabelConfig) -> dict[str, str]:
     """The label of each image in class folders, by its path there."""
-    with opened_images(config.labels, "labels") as (_, found):
-        return labels_by_folder(config.labels, without_results(found, config, "labels"))
+    with opened_images(config.labels, "labels") as (_, listed):
+        return labels_by_folder(config.labels, without_results(listed, config, "labels"))
 
 
 def _embedded_examples(config: LabelConfig, folder: Path) -> Embeddings:
     """Embeddings of the images in class folders."""
-    with opened_images(config.labels, "labels") as (archive, found):
-        files = without_results(found, config, "labels")
+    with opened_images(config.labels, "labels") as (archive, listed):
+        files = without_results(listed, config, "labels")
         unfinished = folder / "unfinished-labels"
         examples = embed(
             encoder_of(config, resolve_device(config.device)),
@@ -105,7 +105,7 @@ def _embedded_examples(config: LabelConfig, folder: Path) -> Embeddings:
 
 def _outside(config: LabelConfig, everything: Embeddings) -> Embeddings:
     """All but those in the labels' folder, which may be the images' folder or inside it."""
-    images, labels = (at_home(each).resolve() for each in (config.images, config.labels))
+    images, labels = (at_home(path).resolve() for path in (config.images, config.labels))
     if not labels.is_relative_to(images):
         return everything
     inside = tuple(map(printable, labels.relative_to(images).parts))

@@ -108,8 +108,8 @@ def _chosen(count: int, limit: int, seed: int) -> NDArray[np.int64]:
 def _sheets_beside(page: Path) -> set[str]:
     """The pictures beside an earlier page; none if there was no such page."""
     text = page.read_text("utf-8", errors="replace") if page.is_file() else ""
-    found = re.search(r'"sheets":\["pictures-[^]]*]', text)
-    return set(re.findall(r"pictures-\d+\.webp", found[0])) if found else set()
+    sheets = re.search(r'"sheets":\["pictures-[^]]*]', text)
+    return set(re.findall(r"pictures-\d+\.webp", sheets[0])) if sheets else set()
 
 
 def _thumbnail_data(folder: Path, thumbnails: Thumbnails, inside: bool) -> dict[str, Any]:

@@ -119,8 +119,8 @@ def without_options_of_others(overrides: Sequence[str], shared: Sequence[str]) -
 
     def is_of_another(key: str) -> bool:
         group, _, option = key.partition(".")
-        own = options_of_chosen(Config, values, group)
-        if own is None or option in ("", *own, *_common_options(group)):
+        options = options_of_chosen(Config, values, group)
+        if options is None or option in ("", *options, *_common_options(group)):
             return False
         with suppress(PluginError):
             others = rooms[group].found(packages).values()

@@ -69,8 +69,8 @@ class Described:
         """
         values = {key: list[str]() for key in _leaves(self.values)}
         packages = packages_in(self.values.get("plugins"))
-        for key, found in _settable(self.section, "", packages):
-            values[key] = sorted({*values.get(key, ()), *found})
+        for key, choices in _settable(self.section, "", packages):
+            values[key] = sorted({*values.get(key, ()), *choices})
         groups = {group: list(self._choices(group)) for group in self._groups if group != "terms"}
         values |= {group: choices for group, choices in groups.items() if choices}
         offered = (key for key in sorted(values) if not self.section.is_foreign(key))

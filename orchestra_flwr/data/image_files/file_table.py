@@ -140,7 +140,7 @@ def _first_line(text: str, columns: Sequence[str]) -> tuple[str, list[str]]:
             names = [columns[0] if name in FILE_COLUMNS else name for name in names]
         headers[separator] = names
     fitting = (separator for separator, names in headers.items() if {*columns} <= {*names})
-    separator = next(fitting, max(SEPARATORS, key=lambda each: len(headers[each])))
+    separator = next(fitting, max(SEPARATORS, key=lambda candidate: len(headers[candidate])))
     return separator, headers[separator]
 
 

@@ -39,7 +39,7 @@ class Classes:
         self._key = key
         self.several = any(isinstance(value, list) for value in values)
         shown = [value for value in values if not _is_hidden(value)]
-        flat = [each for value in shown for each in value] if self.several else shown
+        flat = [label for value in shown for label in value] if self.several else shown
         words = sorted({str(value) for value in flat})
         self.names = tuple(map(printable, words if names is None else names))
         numbers = words if names is None else map(str, range(len(names)))
@@ -110,13 +110,13 @@ class Rows:
         number: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
         number[None] = UNLABELLED
         targets = np.array([number[name] for _, name in files], dtype=np.int64)
-        found = {file.name: file for file, _ in files}
+        by_name = {file.name: file for file, _ in files}
 
         def identity(some: Sequence[str]) -> list[Any]:
-            return archive.identity([found[name] for name in some])
+            return archive.identity([by_name[name] for name in some])
 
         shown = targets if classes else None
-        return cls([*found], archive.read, shown, None, identity, are_paths=True)
+        return cls([*by_name], archive.read, shown, None, identity, are_paths=True)
 
     def limited(self, limit: int | None) -> "Rows":
         """At most `limit` images, balanced by class."""

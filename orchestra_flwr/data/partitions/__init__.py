@@ -201,9 +201,9 @@ def _size(part: Indices, share: float) -> int:
 
 def _broken_contract(parts: Sequence[Indices], count: int, clients: int) -> str:
     """What is wrong with a split, or ""."""
-    given = len(parts) if hasattr(parts, "__len__") else parts
-    if given != clients:
-        return f"must give the images of {clients} clients, not of {given}"
+    count_of_parts = len(parts) if hasattr(parts, "__len__") else parts
+    if count_of_parts != clients:
+        return f"must give the images of {clients} clients, not of {count_of_parts}"
     other = next((part for part in parts if not isinstance(part, np.ndarray)), None)
     if other is not None:
         return f"must give an array of indices for each client, not a {type(other).__name__}"

@@ -127,7 +127,7 @@ def _listed(
     chosen = {"data.file": options.file, "data.label": options.label, "data.group": group}
     columns = [name.lower() for name in chosen.values() if name]
     keys = {name.lower(): f"{key}={name}" for key, name in chosen.items() if name}
-    found: dict[str, tuple[ImageFile, list[str]]] = {}
+    listed: dict[str, tuple[ImageFile, list[str]]] = {}
     missing = []
     for line, (name, *cells) in read_table(key, path, columns, keys):
         if not name:
@@ -135,10 +135,10 @@ def _listed(
         if name not in named:
             missing.append(name)
             continue
-        if named[name].name in found:
+        if named[name].name in listed:
             raise ConfigError(f"{key}={path}: line {line}: {printable(name)} is listed twice")
-        found[named[name].name] = named[name], cells
-    if not found:
+        listed[named[name].name] = named[name], cells
+    if not listed:
         such = f", such as {printable(missing[0])}" if missing else ""
         raise ConfigError(
             f"{key}={path}: lists no image below data.root={options.root}{such}; files must be "
@@ -147,15 +147,15 @@ def _listed(
     if missing:
         logger.warning(
             "%s=%s: %d of %d images are not below data.root and are left out, such as %s",
-            key, path, len(missing), len(missing) + len(found), printable(missing[0]),
+            key, path, len(missing), len(missing) + len(listed), printable(missing[0]),
         )  # fmt: skip
-    cells_of = [cells for _, cells in found.values()]
+    cells_of = [cells for _, cells in listed.values()]
     labels = [cells[0] for cells in cells_of] if options.label else []
     groups = [cells[-1] for cells in cells_of] if group else None
     if groups and (without := groups.count("")):
         text = "%s=%s: %d of %d images have no %s; together they count as one group, named %s"
         logger.warning(text, key, path, without, len(groups), group, folder_name(""))
-    return _Lines([file for file, _ in found.values()], labels, groups)
+    return _Lines([file for file, _ in listed.values()], labels, groups)
 
 
 def _values(cells: list[str], several: bool) -> list[str | None] | list[list[str]]:

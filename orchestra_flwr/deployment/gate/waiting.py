@@ -38,7 +38,9 @@ class Waiting:
         """The public key of each client that waits, or did a moment ago; from any thread."""
         since = time.monotonic() - GAP_SECONDS
         left = {node: key for node, (key, when) in list(self._left.items()) if when > since}
-        return [*(left | {node: each.key for node, each in list(self._waiters.items())}).values()]
+        return [
+            *(left | {node: waiter.key for node, waiter in list(self._waiters.items())}).values()
+        ]
 
     def wake(self, node: int) -> None:
         """Makes the request of a node ask for its message now."""

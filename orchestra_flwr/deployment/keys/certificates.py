@@ -78,7 +78,9 @@ def load_authorities(path: Path, remedy: str) -> list[Dated]:
         ConfigError: missing or damaged, or all have expired or are not yet valid.
     """
     anew = "set up the server in a new folder and give its ca.crt to all clients"
-    authorities = [Dated(path, each, anew) for each in load_certificates(path, remedy)]
+    authorities = [
+        Dated(path, certificate, anew) for certificate in load_certificates(path, remedy)
+    ]
     valid: list[Dated] = []
     for authority in authorities:
         try:

@@ -104,16 +104,16 @@ def read_peers(path: Path) -> dict[str, ec.EllipticCurvePublicKey]:
     """
     remedy = f"copy it once more; it is made by: {COMMAND} peers"
     text = read(path, remedy).decode(errors="replace")
-    found = re.findall(PART, text)
+    parts = re.findall(PART, text)
     keys: dict[str, ec.EllipticCurvePublicKey] = {}
     try:
-        loaded = {name: load_pem_public_key(pem.encode()) for name, pem in found}
+        loaded = {name: load_pem_public_key(pem.encode()) for name, pem in parts}
     except ValueError:
         loaded = {}
     for name, key in loaded.items():
         if isinstance(key, ec.EllipticCurvePublicKey) and key not in keys.values():
             keys[name] = key
-    whole = "".join(f"{name}\n{pem}" for name, pem in found) == text
-    if not keys or not whole or len(keys) < len(found):
+    whole = "".join(f"{name}\n{pem}" for name, pem in parts) == text
+    if not keys or not whole or len(keys) < len(parts):
         raise ConfigError(f"{path} is no list of clients' keys, or is damaged: {remedy}")
     return keys

@@ -78,7 +78,7 @@ def server_files(folder: Path) -> ServerFiles:
     server = Dated(files.certificate, certificate, f"{remedy}, and start the server again")
     server.check()
     key = load_private_key(files.key, remedy)
-    if not any(is_signed_by(certificate, each.certificate) for each in authorities):
+    if not any(is_signed_by(certificate, authority.certificate) for authority in authorities):
         raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {remedy}")
     if not belong_together(key, certificate):
         raise ConfigError(f"{files.key} is not the key of {files.certificate}: {remedy}")

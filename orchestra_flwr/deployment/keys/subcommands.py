@@ -174,7 +174,7 @@ def make_site(options: SiteOptions) -> None:
             zipped=options.zip,
         )  # fmt: skip
     write_all(files)
-    made = sorted({str(each.path.relative_to(place).parts[0]) for each in files})
+    made = sorted({str(file.path.relative_to(place).parts[0]) for file in files})
     print(f"made {place} with {', '.join(made)}; nothing in it is secret\n\nnext:")
     if options.zip:
         print("- tell each site the SHA-256 of its zip by another way, and let it compare:")

@@ -230,5 +230,5 @@ def _pass_on(
         if over:
             audit.add("sent", encoder=digest, clients=have, without=missing)
     else:
-        for each in progress:
-            show(event, each)
+        for display in progress:
+            show(event, display)

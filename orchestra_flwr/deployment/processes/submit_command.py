@@ -36,8 +36,8 @@ def submit(flags: Flags) -> None:
     elif run or (LIST in flags and "cancel" in words):
         raise ConfigError("--list, cancel: must be alone, with queue= only")
     elif LIST in flags:
-        for each in queue.runs():
-            print(printable(f"{each.name}  {each.state}  {each.folder}"))
+        for queued in queue.runs():
+            print(printable(f"{queued.name}  {queued.state}  {queued.folder}"))
     else:
         print(f"cancelled: {queue.cancel(words['cancel']).name}")
     if not queue.has_server:

@@ -87,7 +87,7 @@ class AuditLog:
             self.add("ended", why="stopped" if stopped else str(error) or type(error).__name__)
             raise
         encoders = [folder.encoder, *sorted(folder.encoders.glob("*.safetensors"))]
-        files = {each.name: file_sha256(each) for each in encoders if each.is_file()}
+        files = {file.name: file_sha256(file) for file in encoders if file.is_file()}
         self.add("released", encoders=files, rounds=config.federation.rounds)
         self.add("ended", why="done")
 
@@ -107,7 +107,7 @@ class AuditLog:
     def _has_room(self) -> bool:
         """Whether a line about a stranger is one of the first sixty in an hour."""
         now = time.monotonic()
-        self._strangers = [each for each in self._strangers if now - each < HOUR]
+        self._strangers = [when for when in self._strangers if now - when < HOUR]
         if len(self._strangers) >= STRANGERS_AN_HOUR:
             return False
         self._strangers.append(now)

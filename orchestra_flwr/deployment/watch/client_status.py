@@ -107,7 +107,7 @@ class ClientStatus:
             "time": time.time(),
             "started": self._started,
             "state": state,
-            "states": {each: each == state for each in STATES},
+            "states": {name: name == state for name in STATES},
             "connected": self._connected(),
             "refused": self._refusal or None,
             "problem": problem,

@@ -169,7 +169,7 @@ class FederationStatus(Progress):
             "time": time.time(),
             "started": self._started,
             "state": state,
-            "states": {each: each == state for each in STATES},
+            "states": {name: name == state for name in STATES},
             "waits_for": self._waits_for(),
             "since": self._since,
             "round": self.round,
@@ -187,7 +187,7 @@ class FederationStatus(Progress):
             "scores": details(last.get("scores") or {}),
             "epsilon": _epsilon(last),
             "last_round": details({k: v for k, v in last.items() if k not in SHOWN_APART}),
-            "bytes": {each: totals[f"bytes_{each}"] for each in ("up", "down")},
+            "bytes": {direction: totals[f"bytes_{direction}"] for direction in ("up", "down")},
             "seconds": totals["seconds"],
             "dropped": {reason: self._rounds.dropped[reason] for reason in REASONS},
             "certificates": days_left(self._certificates),
@@ -231,8 +231,8 @@ class IdleStatus(FederationStatus):
         shown, connected = super().to_dict(), self._connected()
         run = "" if self.starting else f"a run: orchestra-submit queue={self._config.queue}"
         names = [
-            {**each, "state": "here" if each["name"] in connected else "away"}
-            for each in shown["names"]
+            {**client, "state": "here" if client["name"] in connected else "away"}
+            for client in shown["names"]
         ]
         return {
             **shown,

@@ -84,8 +84,8 @@ def figures(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[
     for key, name, label, meaning in FIGURES:
         value = status.get(key) if has_run or key not in OF_A_RUN else None
         values = value if isinstance(value, Mapping) else {"": value}
-        if found := details(values):
-            yield name, label, meaning, found
+        if numbers := details(values):
+            yield name, label, meaning, numbers
 
 
 def details(record: Mapping[str, Any]) -> dict[str, float]:
@@ -111,7 +111,7 @@ def days_left(certificates: Iterable[Dated]) -> dict[str, float]:
     """Days until each certificate ends, by the names of their files; the earliest of a file."""
     now = datetime.now(UTC)
     days: dict[str, float] = {}
-    for each in certificates:
-        left = (each.certificate.not_valid_after_utc - now).total_seconds() / 86_400
-        days[each.path.name] = min(left, days.get(each.path.name, left))
+    for dated in certificates:
+        left = (dated.certificate.not_valid_after_utc - now).total_seconds() / 86_400
+        days[dated.path.name] = min(left, days.get(dated.path.name, left))
     return days

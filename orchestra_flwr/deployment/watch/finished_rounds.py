@@ -14,7 +14,7 @@ from orchestra_flwr.federation.messages.failures import Failure
 
 POINTS = 300  # of a curve, at most
 # Why a reply was not used: whatever a client sent, there are no others.
-REASONS = ("no_answer", *(each.word for each in Failure), "unusable")
+REASONS = ("no_answer", *(failure.word for failure in Failure), "unusable")
 TOTALS = ("bytes_up", "bytes_down", "seconds")
 
 
@@ -72,8 +72,8 @@ class FinishedRounds:
         self.last = record
         for name in TOTALS:
             self.totals[name] += record.get(name) or 0
-        for each in record["clients"]["dropped"]:
-            self.dropped[_reason(each)] += 1
+        for entry in record["clients"]["dropped"]:
+            self.dropped[_reason(entry)] += 1
         by_backbone = record.get("scores") or {}
         shown = dict(next(iter(by_backbone.values()), {}))  # the first is the one that is saved
         shown["loss"] = record["loss"].get("total")

@@ -126,7 +126,9 @@ def _rows(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if values := {key: value for key, value in status.get(name, {}).items() if value}:
             yield name, _listed(name, values)
     if status.get("names"):  # up to 200: last, where a low terminal cuts them off
-        named = (f"{each['name']} {each['state'].replace('_', ' ')}" for each in status["names"])
+        named = (
+            f"{client['name']} {client['state'].replace('_', ' ')}" for client in status["names"]
+        )
         yield "by name", ", ".join(named)
 
 

@@ -82,10 +82,10 @@ class Results:
     def sections(self, inner: tuple[str, ...]) -> dict[str, list[Result]]:
         """The rows by their values on the axes that are not `inner`, in the plan's order."""
         outer = tuple(axis for axis in self.plan.experiment.axes if axis not in inner)
-        found: dict[str, list[Result]] = {}
+        sections: dict[str, list[Result]] = {}
         for row in self.rows:
-            found.setdefault(row.label(outer), []).append(row)
-        return found
+            sections.setdefault(row.label(outer), []).append(row)
+        return sections
 
 
 def read_results(plan: Plan, folder: Path) -> Results:
@@ -96,11 +96,11 @@ def read_results(plan: Plan, folder: Path) -> Results:
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     incomplete: dict[str, Incomplete] = {}
-    found = {row.run: read_run(folder / row.run) for row in plan.rows}
-    plan = _with_map(plan, [run for run in found.values() if run is not None])
+    by_name = {row.run: read_run(folder / row.run) for row in plan.rows}
+    plan = _with_map(plan, [run for run in by_name.values() if run is not None])
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
-        run, log = found[row.run], folder / LOGS / f"{row.run}.log"
+        run, log = by_name[row.run], folder / LOGS / f"{row.run}.log"
         if run is not None and (why := why_left_out(run, row)):
             incomplete[row.run] = Incomplete(row.run, why)
         elif run is not None and run.summary:

@@ -22,15 +22,15 @@ def by_difference(runs: Sequence[Run], folder: Path) -> dict[str, list[Run]]:
     does not read; only runs that would then share a name are distinguished by options as well. Runs
     that differ in nothing but where they are have their folders' names.
     """
-    found: dict[str, list[Run]] = {}
+    named: dict[str, list[Run]] = {}
     for name, same in _named(runs):
-        if name and name not in found and len({run.config.seed for run in same}) == len(same):
-            found[name] = same
+        if name and name not in named and len({run.config.seed for run in same}) == len(same):
+            named[name] = same
         else:  # the same run several times, or nothing differs
             for run in same:
                 place = run.folder.relative_to(folder).as_posix()
-                found[f"{name}, {place}".removeprefix(", ")] = [run]
-    return found
+                named[f"{name}, {place}".removeprefix(", ")] = [run]
+    return named
 
 
 def what_differs(runs: Sequence[Run]) -> dict[Path, str]:

@@ -87,11 +87,11 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
     folder = None
     if RUN in task:
         folder = ClientStateFolder(Path(str(task[CLIENTS])) / folder_name(name), str(task[RUN]))
-    own = None
+    classes_of_client = None
     if config.evaluation.clients:
         with _LOADING:
             evaluated = _evaluated(config_json)
-        own = own_classes(config, population, name, evaluated)
+        classes_of_client = own_classes(config, population, name, evaluated)
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
     hostile = name in attackers(config, list(population.parts))
     return (Attacker if hostile else OrchestraClient)(
@@ -100,7 +100,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
         shifted,
         own_labels,
         state_folder=folder,
-        own_classes=own,
+        own_classes=classes_of_client,
         personal=None if classes is None else classes[indices],
         frozen_store=FrozenStore(Path(str(task[FROZEN_FOLDER]))) if FROZEN_FOLDER in task else None,
         untrained=_untrained(config_json) if images.is_cuda else None,
@@ -110,8 +110,8 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
 def forget_images() -> None:
     """Lets the next run in this process read its images anew: files may have changed."""
     with _LOADING:
-        for each in (_load, _built, _evaluated):
-            each.cache_clear()
+        for cached in (_load, _built, _evaluated):
+            cached.cache_clear()
 
 
 def _loaded(config_json: str, split: str = "") -> tuple[Config, Population, Tensor, Tensor | None]:
@@ -123,13 +123,13 @@ def _loaded(config_json: str, split: str = "") -> tuple[Config, Population, Tens
         ValueError: clients have other images here than the server's `split` says.
     """
     with _LOADING:
-        found = _load(config_json)
-    if split and found[1].split != split:
+        loaded = _load(config_json)
+    if split and loaded[1].split != split:
         raise ValueError(
             f"the images on {platform.node()} are others than those that the run began with: files "
             "were added, removed or renamed, or this machine has other ones"
         )
-    return found
+    return loaded
 
 
 @lru_cache(maxsize=1)

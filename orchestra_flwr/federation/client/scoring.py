@@ -46,17 +46,17 @@ class Scoring:
             ValueError: the own classes are not known.
         """
         evaluation = self.config.evaluation
-        kept, *_ = ordered_backbones(learner.method, evaluation.backbone).values()
-        own: dict[str, float] = {}
+        backbone, *_ = ordered_backbones(learner.method, evaluation.backbone).values()
+        accuracies: dict[str, float] = {}
         if evaluation.clients:
-            head = classification_head_of(learner.method, kept)
-            own = self._own_scores(self._with_statistics(kept, self.images), head)
+            head = classification_head_of(learner.method, backbone)
+            accuracies = self._own_scores(self._with_statistics(backbone, self.images), head)
         elif evaluation.personal_by_clients:
-            own = self._personal_score(self._with_statistics(kept, self.images))
+            accuracies = self._personal_score(self._with_statistics(backbone, self.images))
         if not evaluation.unsupervised:
-            return 1 - next(iter(own.values()), 0.0), own
-        scores = self._label_free(kept, round_)
-        return -scores.score, {**asdict(scores), **own}
+            return 1 - next(iter(accuracies.values()), 0.0), accuracies
+        scores = self._label_free(backbone, round_)
+        return -scores.score, {**asdict(scores), **accuracies}
 
     def _with_statistics(self, backbone: Backbone, images: Tensor) -> Backbone:
         """With initial statistics, those of no images, any training would look good."""

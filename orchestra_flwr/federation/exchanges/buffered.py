@@ -136,8 +136,8 @@ class Buffered(Asynchronous, Exchange):
                 self._at_work[client] = [round_ - 1, end]
             if not self._at_work:
                 break
-            known = [*clients, *self._at_work]  # one that has left may still answer
-            ends = {name: self._at_work[name][1] for name in known if name in self._at_work}
+            names = [*clients, *self._at_work]  # one that has left may still answer
+            ends = {name: self._at_work[name][1] for name in names if name in self._at_work}
             client, answered = work.next(ends)
             version, _ = self._at_work.pop(client)
             if answered:
@@ -174,7 +174,7 @@ class Buffered(Asynchronous, Exchange):
 
     def metrics(self) -> dict[str, Any]:
         """The arrivals of the round, by which `exchange.replay` repeats it."""
-        return {"arrivals": [list(each) for each in self._arrived]}
+        return {"arrivals": [list(arrival) for arrival in self._arrived]}
 
     def state(self) -> dict[str, Any]:
         """Who is at work until when, and the models on which they work; {} if that is lost."""

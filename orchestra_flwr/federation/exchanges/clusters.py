@@ -203,7 +203,9 @@ class Clusters(Exchange):
         if self._warm:
             return {"moved": 0, "members": {self._names[0]: _ordered(self._trained)}}
         members = {
-            name: _ordered(client for client, own in self._assigned.items() if own == number)
+            name: _ordered(
+                client for client, assigned in self._assigned.items() if assigned == number
+            )
             for number, name in enumerate(self._names)
         }
         return {"moved": self._moved, "members": members}
@@ -222,8 +224,8 @@ class Clusters(Exchange):
         self._warm, self._assigned = state["warm"], dict(state["assigned"])
         self._trained = set(state["trained"])
         # Sketches of version 0.2 are text, and too short: those clients are waited for again.
-        kept = state["sketches"].items()
-        self._sketches = {name: array for name, array in kept if isinstance(array, np.ndarray)}
+        sketches = state["sketches"].items()
+        self._sketches = {name: array for name, array in sketches if isinstance(array, np.ndarray)}
 
     def choose(self, offer: Offer) -> str:
         """The model of the best alignment or the lowest loss; of equals the first."""
@@ -231,8 +233,8 @@ class Clusters(Exchange):
             return min(offer.names, key=lambda name: _mean_loss(offer, name))
         if not offer.kept:
             return offer.names[0]
-        own = _backbone_features(offer)
-        return min(offer.names, key=lambda name: _distance(offer, name, own))
+        features = _backbone_features(offer)
+        return min(offer.names, key=lambda name: _distance(offer, name, features))
 
     def keep(self, learner: Learner) -> Mapping[str, Tensor]:
         """The shared part of the trained backbone; the rest is kept anyway."""
@@ -256,10 +258,10 @@ def _features(offer: Offer) -> Tensor:
     return extract_features(backbone, offer.images, batch_size, by=by)
 
 
-def _distance(offer: Offer, name: str, own: Tensor) -> float:
+def _distance(offer: Offer, name: str, features: Tensor) -> float:
     """Minus the mean cosine between features of a model and the client's own (A_ij, section 5)."""
     offer.load(name)
-    return -float(F.cosine_similarity(_features(offer), own).double().mean())
+    return -float(F.cosine_similarity(_features(offer), features).double().mean())
 
 
 @torch.no_grad()

@@ -48,12 +48,12 @@ class Failure(Enum):
     @classmethod
     def of(cls, code: int) -> Failure | None:
         """The failure with this code; None: the error is one of Flower's own."""
-        return next((each for each in cls if each.code == code), None)
+        return next((failure for failure in cls if failure.code == code), None)
 
     @classmethod
     def named(cls, word: str) -> Failure:
         """The failure that a client named; any other word counts as `FAILED`."""
-        return next((each for each in cls if each.word == word), cls.FAILED)
+        return next((failure for failure in cls if failure.word == word), cls.FAILED)
 
 
 def to_error(failure: Failure) -> Error:

@@ -156,11 +156,11 @@ def checked_contributions(
 def score_ranges(config: Config, method: Method) -> dict[str, tuple[float, float]]:
     """The smallest and largest value of each score that a run asks its clients for, by name."""
     ranges: dict[str, tuple[float, float]] = {}
-    kept, *_ = ordered_backbones(method, config.evaluation.backbone).values()
+    backbone, *_ = ordered_backbones(method, config.evaluation.backbone).values()
     if config.evaluation.unsupervised:
-        ranges |= LabelFreeScores.ranges(kept.dim)
+        ranges |= LabelFreeScores.ranges(backbone.dim)
     if config.evaluation.clients:
-        classifies = classification_head_of(method, kept) is not None
+        classifies = classification_head_of(method, backbone) is not None
         personal = config.evaluation.personal_labels is not None  # by everybody's test images
         names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)
         ranges |= {LOCAL_SCORES + name: (0.0, 1.0) for name in names}

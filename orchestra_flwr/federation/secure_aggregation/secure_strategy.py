@@ -70,7 +70,7 @@ class SecureStrategy(OrchestraStrategy):
             total = self._summed()
         except SumFailedError as error:
             first = self.report.dropped[:1]
-            why = "".join(f"; client {each.client}: {each.reason}" for each in first)
+            why = "".join(f"; client {failure.client}: {failure.reason}" for failure in first)
             raise FederationError(
                 f"round {self.round.number}: no sum with secure aggregation: {error}{why}. "
                 "Nothing is known of the clients' updates"
@@ -123,8 +123,10 @@ class SecureStrategy(OrchestraStrategy):
         """One stage without arrays: `text` makes what a client is asked, `take` takes its reply."""
         empty = ArrayRecord()
         messages = (
-            self._envelope(MessageType.TRAIN, each, empty, self._entries(stage, each, text(each)))
-            for each in clients
+            self._envelope(
+                MessageType.TRAIN, client, empty, self._entries(stage, client, text(client))
+            )
+            for client in clients
         )
         replies = self._grid.send_and_receive(messages, timeout=self._timeout)
         for client, message in zip(clients, replies, strict=True):

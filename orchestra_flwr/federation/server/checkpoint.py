@@ -89,7 +89,7 @@ class Position:
     def with_counted(self, report: RoundReport) -> Position:
         """With the clients whose work has counted in one more round."""
         counted = {*self.counted, *report.trained}
-        return replace(self, counted=[each for each in self.clients if each in counted])
+        return replace(self, counted=[client for client in self.clients if client in counted])
 
     def limit(self, federation: FederationConfig) -> float:
         """Seconds after which a stage of the next round waits no longer."""
@@ -168,9 +168,9 @@ def _without_arrays(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Te
     arrays: dict[str, Tensor] = {}
     for key, value in state.items():
         entries = value if isinstance(value, dict) else {}
-        held = {name: each for name, each in entries.items() if isinstance(each, np.ndarray)}
+        held = {name: value for name, value in entries.items() if isinstance(value, np.ndarray)}
         if held:
-            plain[key] = {name: None if name in held else each for name, each in entries.items()}
+            plain[key] = {name: None if name in held else value for name, value in entries.items()}
         arrays |= {f"{EXCHANGE}{key}/{name}": torch.from_numpy(a) for name, a in held.items()}
     return plain, arrays
 

@@ -123,23 +123,23 @@ class RoundMessages:
             self.progress.message(f"round {round_.number}: {note}")
         report.dropped = self._with_reasons(report.dropped)
         latest = round_.number - 1  # which may be kept under its number as well
-        earlier = [each for each in earlier_rounds(self.folder.checkpoint) if each < latest]
+        earlier = [number for number in earlier_rounds(self.folder.checkpoint) if number < latest]
         if self.federation.config.privacy.noise_multiplier > 0:  # such a run cannot go back
             earlier = []
         check_round(self.federation, round_, report, max(earlier, default=None))
         if report.server_state_kept and not round_.exhausted.issuperset(round_.cohort):
             why = missing_release_message(self.federation, round_, report)
             self.progress.message(f"{why}; the server's state stays as it is")
-        self.members.mark_lost([each.client for each in report.dropped if each.silent])
+        self.members.mark_lost([failure.client for failure in report.dropped if failure.silent])
         self.members.mark_late(report.late)
 
     def _with_reasons(self, dropped: list[Dropped]) -> list[Dropped]:
         """Replaces the reason of silent clients that could not answer: their keys were revoked."""
         return [
-            replace(each, reason=REVOKED)
-            if each.silent and self.members.revoked(each.client)
-            else each
-            for each in dropped
+            replace(failure, reason=REVOKED)
+            if failure.silent and self.members.revoked(failure.client)
+            else failure
+            for failure in dropped
         ]
 
     def _first_replies(
@@ -158,11 +158,12 @@ class RoundMessages:
     def ask_for_scores(self, round_: Round, report: RoundReport) -> None:
         """Asks clients for their scores of the round's average, on their own images."""
         model_of, first = self.federation.exchange.model_of, self.federation.models.first
-        silent = {each.client for each in report.dropped if each.silent}  # not waited for twice
+        # Silent ones are not waited for twice.
+        silent = {failure.client for failure in report.dropped if failure.silent}
         silent |= {*report.late}
         silent |= {*round_.cohort} - round_.nodes.keys()  # those that left, but had answered
         asked = [client for client in round_.cohort if client not in silent]
-        stage = Stage(tuple(Task(each, (model_of(each) or first,)) for each in asked))
+        stage = Stage(tuple(Task(client, (model_of(client) or first,)) for client in asked))
         now = replace(round_, versions={})
         strategy = OrchestraStrategy(self.federation, now, stage, report)
         messages = strategy.configure_evaluate(round_.number)
@@ -170,11 +171,11 @@ class RoundMessages:
         replies = self.grid.send_and_receive(messages, timeout=self.federation.timeout)
         strategy.aggregate_evaluate(round_.number, replies)
         report.unscored = self._with_reasons(report.unscored)
-        for each in report.unscored:
+        for failure in report.unscored:
             self.progress.message(
-                f"round {round_.number}: no score of client {each.client}: {each.reason}"
+                f"round {round_.number}: no score of client {failure.client}: {failure.reason}"
             )
-        self.members.mark_lost([each.client for each in report.unscored if each.silent])
+        self.members.mark_lost([failure.client for failure in report.unscored if failure.silent])
 
 
 def check_round(
@@ -193,7 +194,7 @@ def check_round(
     asked, answered = report.asked, report.answered
     needed = federation.config.federation.needed(asked)
     if asked and answered < needed:
-        first = [f"client {each.client}: {each.reason}" for each in report.dropped[:1]]
+        first = [f"client {failure.client}: {failure.reason}" for failure in report.dropped[:1]]
         keys = "(federation.round_timeout, federation.deadline)"
         late = [f"{len(report.late)} were late {keys}"] * bool(report.late)
         why = (
@@ -201,7 +202,7 @@ def check_round(
             f"federation.min_success={federation.config.federation.min_success:g}, a share, "
             f"asks for {needed}; {', '.join([*first, *late])}"
         )
-        tried = not all(each.silent for each in report.dropped)
+        tried = not all(failure.silent for failure in report.dropped)
         if answered or not round_.trains or not tried or earlier is None:
             raise FederationError(why)
         why = f"{why}. Nobody could train the model of round {round_.number - 1}"

@@ -125,5 +125,5 @@ class RoundReport:
             self.left_out += [
                 LeftOut(c, name, value) for c, _, value in reported if abs(value) > most
             ]
-            reported = [each for each in reported if abs(each[2]) <= most]
+            reported = [row for row in reported if abs(row[2]) <= most]
         return sum(w * value for _, w, value in reported) / sum(w for _, w, _ in reported)

@@ -97,13 +97,13 @@ class RunEncoders:
 
         def save(path: Path, name: str, learner: Learner) -> None:
             backbones = ordered_backbones(learner.method, self.config.evaluation.backbone)
-            kept, backbone = next(iter(backbones.items()))
+            saved, backbone = next(iter(backbones.items()))
             about = {"model": name} if several else {}
             save_encoder(
                 path,
                 encoder_of(backbone),
                 method=self.config.method.name,
-                backbone=kept,
+                backbone=saved,
                 rounds=rounds,
                 data=self.config.data.name,
                 **about,
@@ -127,7 +127,8 @@ def _ranges(mean: Scores, scores: list[Scores]) -> dict[str, Any]:
         backbone: {
             key: {"mean": value, "min": min(values), "max": max(values)}
             for key, value in means.items()
-            if isinstance(value, float) and (values := [each[backbone][key] for each in scores])
+            if isinstance(value, float)
+            and (values := [of_model[backbone][key] for of_model in scores])
         }
         for backbone, means in mean.items()
     }

@@ -23,14 +23,14 @@ OF_ROUND = ("unsupervised", "drift", "clients_own", "models", "nodes", "consensu
 def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
     loss = with_prefix(report.metrics, "loss/")
-    failed = {*report.late, *(each.client for each in report.dropped)}
+    failed = {*report.late, *(failure.client for failure in report.dropped)}
     record: dict[str, Any] = {
         "round": round_.number,
         "seconds": report.seconds,
         "clients": {
             "cohort": len(round_.cohort),
             "ok": len(round_.cohort) - len(failed),
-            "dropped": [asdict(each) for each in report.dropped],
+            "dropped": [asdict(failure) for failure in report.dropped],
             "examples": report.examples,
             "mean_seconds": report.metrics.get("seconds", 0.0),
         },
@@ -40,7 +40,7 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
         "server_seconds": report.server_seconds,
     }
     if report.left_out:
-        record["clients"]["left_out"] = [asdict(each) for each in report.left_out]
+        record["clients"]["left_out"] = [asdict(failure) for failure in report.left_out]
     if report.moved and report.moved[-1]:
         record["moved"] = {kind: asdict(moved) for kind, moved in report.moved[-1].items()}
     if measures := with_prefix(report.metrics, "measure/") | report.server_measures:
@@ -59,7 +59,7 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
         record["drift"] = _mean_drift(report.drifts)
     if report.own_classes:
         record["clients_own"] = {
-            name: spread_over_clients([each[name] for each in report.own_classes])
+            name: spread_over_clients([accuracies[name] for accuracies in report.own_classes])
             for name in report.own_classes[0]
         }
     if scores is not None:
@@ -128,8 +128,8 @@ def run_summary(
     if before := metrics[0].get("unsupervised"):
         summary.setdefault("untrained", {})["unsupervised"] = before
     for key in OF_ROUND:
-        if found := until[-1].get(key):  # of an earlier round it would be another encoder's
-            summary[key] = found
+        if value := until[-1].get(key):  # of an earlier round it would be another encoder's
+            summary[key] = value
     return summary
 
 
@@ -144,10 +144,10 @@ def _final_metrics(
         trained = {
             name: {
                 key: value
-                for key, value in found.items()
+                for key, value in of_backbone.items()
                 if key != "batch_norm" and not key.endswith(OF_STATISTICS)
             }
-            for name, found in scores.items()
+            for name, of_backbone in scores.items()
         }
         metrics = {
             **trained[kept],

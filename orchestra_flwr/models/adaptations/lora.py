@@ -108,7 +108,7 @@ class LoRA(Adaptation):
 
     def _chosen(self, backbone: Backbone) -> list[str]:
         """Paths of the layers."""
-        found = [
+        adaptable = [
             path
             for path, module in backbone.named_modules()
             if type(module).__name__ in LAYERS
@@ -116,11 +116,11 @@ class LoRA(Adaptation):
             and getattr(module, "dilation", UNDILATED) == UNDILATED
         ]
         layers = self.settings.layers
-        chosen = [path for path in found if _ends(path, layers or (ATTENTION,))]
+        chosen = [path for path in adaptable if _ends(path, layers or (ATTENTION,))]
         if layers is None and not chosen:
-            chosen = found
+            chosen = adaptable
         if not chosen:
-            ends = sorted({path.rpartition(".")[2] for path in found})
+            ends = sorted({path.rpartition(".")[2] for path in adaptable})
             raise ConfigError(
                 f"adaptation.layers={list(layers or ())}: the network has no such layer, but "
                 f"{', '.join(ends) or 'none at all'}"

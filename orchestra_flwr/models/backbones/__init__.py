@@ -137,8 +137,8 @@ def groups_of(network: nn.Module, prefix: str = "") -> list[set[str]]:
             blocks[-1] |= names
         elif names:
             blocks.append(names)
-    own = {prefix + name for name in network.state_dict()} - set().union(*blocks)
-    return [own | blocks[0], *blocks[1:]] if blocks else [own]
+    outside = {prefix + name for name in network.state_dict()} - set().union(*blocks)
+    return [outside | blocks[0], *blocks[1:]] if blocks else [outside]
 
 
 def _layers(network: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:

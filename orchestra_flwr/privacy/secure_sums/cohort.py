@@ -41,8 +41,8 @@ def degree(count: int) -> int:
     if count <= COMPLETE:
         return count - 1
     allowed, drawn = 2.0**-SECURITY_BITS, range(1, count - 1)
-    found = bisect_left(drawn, True, key=lambda k: failure_probability(count, k) <= allowed)
-    return 1 + found
+    fewest = bisect_left(drawn, True, key=lambda k: failure_probability(count, k) <= allowed)
+    return 1 + fewest
 
 
 def failure_probability(count: int, neighbours: int) -> float:
@@ -58,7 +58,7 @@ def failure_probability(count: int, neighbours: int) -> float:
     failure = honest * _colluding_drawn(count - 1, bad, neighbours, needed)
     for opened in range(1, honest):
         other = max(1, least - opened)
-        apart = [_log_undrawn(count, neighbours, each) for each in (other, opened)]
+        apart = [_log_undrawn(count, neighbours, group) for group in (other, opened)]
         if -math.inf in apart:
             continue
         enough = _colluding_drawn(count - 1 - other, bad, neighbours, needed - opened)
@@ -76,11 +76,11 @@ def _colluding_drawn(others: int, bad: int, drawn: int, least: int) -> float:
         return 1.0
     return sum(
         math.exp(
-            _log_choices(bad, found)
-            + _log_choices(others - bad, drawn - found)
+            _log_choices(bad, number)
+            + _log_choices(others - bad, drawn - number)
             - _log_choices(others, drawn)
         )
-        for found in range(least, min(bad, drawn) + 1)
+        for number in range(least, min(bad, drawn) + 1)
     )
 
 

@@ -45,8 +45,8 @@ class Confirmations:
             OSError: it cannot be written.
         """
         when, digest = (occasion.run, occasion.round), names_digest(survivors)
-        known = self._digests.get(when)
-        if known is None and self._file is not None:
+        recorded = self._digests.get(when)
+        if recorded is None and self._file is not None:
             append_durably(self._file, (json.dumps([*when, digest]) + "\n").encode())
         if self._digests.setdefault(when, digest) != digest:
             raise SumRefusedError(

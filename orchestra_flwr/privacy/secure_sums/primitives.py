@@ -146,8 +146,8 @@ def zeros(layout: Layout) -> Vector:
 
 def fits(vector: Vector, layout: Layout) -> bool:
     """Whether a vector has the layout that was agreed on."""
-    found = [(8 * part.itemsize, part.shape) for part in vector if part.dtype.kind == "u"]
-    return found == [(bits, (size,)) for bits, size in layout] and len(found) == len(vector)
+    parts = [(8 * part.itemsize, part.shape) for part in vector if part.dtype.kind == "u"]
+    return parts == [(bits, (size,)) for bits, size in layout] and len(parts) == len(vector)
 
 
 def _private_key(seed: bytes) -> X25519PrivateKey:

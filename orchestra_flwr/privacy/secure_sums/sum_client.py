@@ -282,21 +282,21 @@ class SumClient:
             parsed = [Advertisement.of(fields) for fields in roster]
         except (TypeError, ValueError) as error:
             self._refuse(f"a malformed list of keys: {error}")
-        names = [each.name for each in parsed]
+        names = [member.name for member in parsed]
         if own not in parsed:
             self._refuse("its own keys were replaced or left out")
-        keys = [key for each in parsed for key in (each.cipher_key, each.mask_key)]
+        keys = [key for member in parsed for key in (member.cipher_key, member.mask_key)]
         if len({*names}) < len(names) or len({*keys}) < len(keys):
             self._refuse("a client or a key twice")
         if not self.least <= len(parsed) <= MOST_CLIENTS:
             self._refuse(
                 f"a sum of {len(parsed)} clients, {self.least} to {MOST_CLIENTS} are allowed"
             )
-        for each in parsed:
-            statement = each.statement(self.occasion)
-            if not self._is_signed(each.name, statement, each.signature.hex()):
-                self._refuse(f"the keys of {each.name} are not signed by a registered key")
-        return {each.name: each for each in sorted(parsed, key=lambda each: each.name)}
+        for member in parsed:
+            statement = member.statement(self.occasion)
+            if not self._is_signed(member.name, statement, member.signature.hex()):
+                self._refuse(f"the keys of {member.name} are not signed by a registered key")
+        return {member.name: member for member in sorted(parsed, key=lambda member: member.name)}
 
     def _members(
         self, names: Sequence[str], among: Mapping[str, object] | Sequence[str], what: str

@@ -92,7 +92,7 @@ class SumServer:
             raise SumFailedError(
                 f"{count} clients sent their keys, {LEAST_COHORT} to {MOST_CLIENTS} are allowed"
             )
-        return [each.fields() for each in self._sorted_roster]
+        return [member.fields() for member in self._sorted_roster]
 
     def take_shares(self, name: str, reply: Mapping[str, Any]) -> None:
         """Takes what :meth:`SumClient.share` returned in the second stage."""
@@ -113,7 +113,7 @@ class SumServer:
     def boxes_for(self, name: str) -> dict[str, Any]:
         """What a client is sent in the third stage: shares that others sealed for it, and who drew
         whom."""
-        boxes = {s: each[name].hex() for s, each in self._boxes.items() if name in each}
+        boxes = {s: drawn[name].hex() for s, drawn in self._boxes.items() if name in drawn}
         return {"boxes": boxes, "graph": self._graph}
 
     def take_holding(self, name: str, unopened: Sequence[str]) -> None:
@@ -206,8 +206,8 @@ class SumServer:
         }
         if not parsed["own"].keys() <= survivors or parsed["keys"].keys() & survivors:
             raise ValueError("shares that nobody asked for")
-        for kind, found in parsed.items():
-            for owner, share in found.items():
+        for kind, by_owner in parsed.items():
+            for owner, share in by_owner.items():
                 holds = owner == name or name in self._boxes.get(owner, ())
                 if not holds or len(share) != primitives.SHARE_BYTES:
                     raise ValueError(f"an invalid share of {owner}")
@@ -229,7 +229,7 @@ class SumServer:
 
     @cached_property
     def _sorted_roster(self) -> list[Advertisement]:
-        return [each for _, each in sorted(self._roster.items())]
+        return [member for _, member in sorted(self._roster.items())]
 
     @cached_property
     def _roster_digest(self) -> str:
@@ -274,12 +274,12 @@ class SumServer:
         holders = [owner, *sorted(self._boxes[owner])]
         needed = quorum(len(holders))
         places = {holder: place for place, holder in enumerate(holders, 1)}
-        found = self._shares[kind].get(owner, [])
-        if len(found) < needed:
+        received = self._shares[kind].get(owner, [])
+        if len(received) < needed:
             raise SumFailedError(
-                f"{len(found)} clients gave out their share of {owner}, {needed} are needed"
+                f"{len(received)} clients gave out their share of {owner}, {needed} are needed"
             )
-        shares = sorted((places[name], share) for name, share in found)
+        shares = sorted((places[name], share) for name, share in received)
         for first in range(len(shares) if len(shares) > needed else 1):
             seed = primitives.combined([*shares[first:], *shares[:first]][:needed])
             if is_right(seed):

@@ -87,7 +87,7 @@ class Advertisement:
 
 def roster_digest(roster: Iterable[Advertisement]) -> str:
     """A digest of all public keys of a sum, in hexadecimal."""
-    fields = [[each.name, each.cipher_key.hex(), each.mask_key.hex()] for each in roster]
+    fields = [[member.name, member.cipher_key.hex(), member.mask_key.hex()] for member in roster]
     return hashlib.sha256(_canonical(fields)).hexdigest()
 
 
@@ -99,7 +99,7 @@ def graph_digest(graph: Mapping[str, str]) -> str:
 def graph_of(drawn: Mapping[str, Iterable[str]], roster: Iterable[str]) -> dict[str, str]:
     """Whom each client drew as neighbours, by its name: hexadecimal bits, one for each name."""
     place = {name: 1 << i for i, name in enumerate(sorted(roster))}
-    return {name: f"{sum(place[each] for each in names):x}" for name, names in drawn.items()}
+    return {name: f"{sum(place[other] for other in names):x}" for name, names in drawn.items()}
 
 
 def names_digest(names: Iterable[str]) -> str:
