@@ -15,7 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.machine_limits import usable_memory
 
-LARGEST = 512  # pixels that `data.image_size` can be
+MAX_SIZE = 512  # pixels that `data.image_size` can be
 UNLABELLED = -1  # the label of an image without one
 
 logger = getLogger("orchestra_flwr.data")
@@ -150,9 +150,9 @@ def check_memory_for(count: int, size: int) -> None:
 def shrink_warning(dataset: Dataset) -> str | None:
     """A warning about images that lose more than half of their resolution; None for others."""
     side, size = dataset.shorter_side, dataset.image_size
-    if side is None or size >= side / 2 or size == LARGEST:
+    if side is None or size >= side / 2 or size == MAX_SIZE:
         return None
-    larger, full = min(2 * size, LARGEST), min(side, LARGEST)
+    larger, full = min(2 * size, MAX_SIZE), min(side, MAX_SIZE)
     return (
         f"images whose shorter side is {side} pixels are shrunk to {size}: "
         f"data.image_size={larger} keeps more of what they show, but takes "

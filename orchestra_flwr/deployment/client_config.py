@@ -25,7 +25,7 @@ from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
 from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.extras import require
 from orchestra_flwr.privacy.client_ledger import ClientBounds
-from orchestra_flwr.privacy.secure_sums import LEAST_COHORT
+from orchestra_flwr.privacy.secure_sums import MIN_COHORT
 
 
 class ClientDataConfig(Section):
@@ -62,7 +62,7 @@ class ClientPrivacyConfig(ClientBounds):
     """What a client allows, for sums as well."""
 
     secure_aggregation: bool = False  # true: runs without it are refused
-    min_cohort: int = Field(LEAST_COHORT, ge=LEAST_COHORT)  # clients in a sum, at least
+    min_cohort: int = Field(MIN_COHORT, ge=MIN_COHORT)  # clients in a sum, at least
     # Most for its updates in noisy sums of all runs, at delta; None: as a run says.
     updates_epsilon: float | None = Field(None, ge=1e-4)
 

@@ -16,7 +16,7 @@ from orchestra_flwr.flower.socket_client import HOST
 from orchestra_flwr.flower.streaming_grid import EngineStoppedError
 
 NOTICE_SECONDS = 10.0  # a request that has failed for so long is reported
-LONGEST_PAUSE = 5  # seconds between two attempts
+MAX_PAUSE = 5  # seconds between two attempts
 BUSY = {502, 503, 504}
 RUN_IS_OVER = {401, 403}
 
@@ -48,7 +48,7 @@ def patient_retries(report: Callable[[str], None]) -> RetryInvoker:
             report(f"Flower's SuperLink answers again after {state.elapsed_time:.0f} s")
 
     return RetryInvoker(
-        lambda: exponential(max_delay=LONGEST_PAUSE),
+        lambda: exponential(max_delay=MAX_PAUSE),
         (httpx.TransportError, httpx.HTTPStatusError),
         max_tries=None,
         max_time=PATIENCE_SECONDS,

@@ -15,7 +15,7 @@ import numpy as np
 from orchestra_flwr.privacy.key_stream import KeyStream
 
 FARTHEST = 39  # deviations, which no value reaches
-MOST_BITS = 24  # of a deviation: 39 of a word's 64 are left for the multiple of it
+MAX_BITS = 24  # of a deviation: 39 of a word's 64 are left for the multiple of it
 CHUNK = 1 << 16  # proposals that are made at a time
 LEVEL = 0.75  # of acceptance: 2^v exp(-x^2 / 2) for v <= x < v + 1 is at most 1.22, at x = 1
 UNSURE = 2.0**-45  # far above float64's error in the probability of acceptance
@@ -30,8 +30,8 @@ def discrete_gaussian(key: bytes, bits: int, count: int) -> np.ndarray:
     Raises:
         ValueError: bits that are not from 0 to 24.
     """
-    if not 0 <= bits <= MOST_BITS:
-        raise ValueError(f"a deviation of 2^{bits}: it must be from 2^0 to 2^{MOST_BITS}")
+    if not 0 <= bits <= MAX_BITS:
+        raise ValueError(f"a deviation of 2^{bits}: it must be from 2^0 to 2^{MAX_BITS}")
     stream = KeyStream(key)
     digits = KeyStream(hashlib.blake2b(b"digits", key=key, digest_size=32).digest())
     values, filled = np.empty(count, np.int32), 0

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestra_flwr.privacy.discrete_gaussian import FARTHEST, MOST_BITS
+from orchestra_flwr.privacy.discrete_gaussian import FARTHEST, MAX_BITS
 from orchestra_flwr.privacy.secure_sums.cohort import colluding, quorum
-from orchestra_flwr.privacy.updates import BLOCK, LEAST_NOISE, composed_epsilon
+from orchestra_flwr.privacy.updates import BLOCK, MIN_NOISE, composed_epsilon
 
-LEAST_BITS = 4  # of the deviation of a client's noise: see above
+MIN_BITS = 4  # of the deviation of a client's noise: see above
 # The largest probability that rounding exceeds the bound on the norm; then it is tried again.
 TRIED_AGAIN = 2.0**-10
 
@@ -56,7 +56,7 @@ class NoisySum:
     @property
     def _largest(self) -> float:
         """The largest value of a sum; infinite where the noise cannot be drawn."""
-        if self.bits > MOST_BITS:
+        if self.bits > MAX_BITS:
             return math.inf
         return self.clients * (math.sqrt(self.bound) + FARTHEST * 2.0**self.bits)
 
@@ -73,7 +73,7 @@ class NoisySum:
         """
         coarse = 8 * (math.sqrt(self.size) + 16)
         deviation = self.noise_multiplier * coarse / math.sqrt(self.noises)
-        return max(LEAST_BITS, math.ceil(math.log2(deviation)))
+        return max(MIN_BITS, math.ceil(math.log2(deviation)))
 
     @property
     def bound(self) -> int:
@@ -121,7 +121,7 @@ def sums_epsilon(multipliers: Iterable[float], delta: float) -> float:
     Returns:
         0 without sums, infinite if one is without noise or with next to none.
     """
-    precision = sum(1 / value**2 if value >= LEAST_NOISE else math.inf for value in multipliers)
+    precision = sum(1 / value**2 if value >= MIN_NOISE else math.inf for value in multipliers)
     if precision == 0:
         return 0.0
     return composed_epsilon(1 / math.sqrt(precision), [(2, 2, 1)], delta)

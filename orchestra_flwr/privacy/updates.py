@@ -22,7 +22,7 @@ import numpy as np
 from orchestra_flwr.privacy.key_stream import KeyStream
 
 CHUNK = 1 << 16  # pairs of normals that are made at a time
-LEAST_NOISE = 1e-6  # in units of the clip: with less, accounting takes an overflow for epsilon 0
+MIN_NOISE = 1e-6  # in units of the clip: with less, accounting takes an overflow for epsilon 0
 BLOCK = 1 << 16  # values of an update that are turned into float64 at a time
 
 
@@ -135,7 +135,7 @@ def composed_epsilon(
     rounds = tuple((clients, cohort, count) for clients, cohort, count in drawn)
     if not rounds:
         return 0.0
-    if noise_multiplier < LEAST_NOISE:
+    if noise_multiplier < MIN_NOISE:
         return math.inf
     from dp_accounting.rdp import compute_epsilon
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from orchestra_flwr.privacy import discrete_gaussian as sampler
-from orchestra_flwr.privacy.discrete_gaussian import FARTHEST, MOST_BITS, discrete_gaussian
+from orchestra_flwr.privacy.discrete_gaussian import FARTHEST, MAX_BITS, discrete_gaussian
 
 KEY = bytes(range(32))
 
@@ -34,9 +34,9 @@ def test_every_integer_is_as_likely_as_it_should_be(bits):
 
 
 def test_the_largest_deviation_is_a_gaussian_to_the_eye():
-    drawn = discrete_gaussian(KEY, MOST_BITS, 10**5) / 2**MOST_BITS
+    drawn = discrete_gaussian(KEY, MAX_BITS, 10**5) / 2**MAX_BITS
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
-    low = discrete_gaussian(KEY, MOST_BITS, 10**5) % 256  # and no bit of it is a constant
+    low = discrete_gaussian(KEY, MAX_BITS, 10**5) % 256  # and no bit of it is a constant
     assert stats.chisquare(np.bincount(low, minlength=256)).pvalue > 1e-3
 
 
@@ -83,7 +83,7 @@ def test_where_float64_cannot_decide_the_next_digits_do(monkeypatch):
 
 
 @settings(max_examples=20, deadline=None)
-@given(bits=st.integers(0, MOST_BITS), count=st.integers(0, 3000), key=st.binary())
+@given(bits=st.integers(0, MAX_BITS), count=st.integers(0, 3000), key=st.binary())
 def test_fewer_are_the_first_of_more_and_none_is_too_far(bits, count, key):
     key = hashlib.sha256(key).digest()
     drawn = discrete_gaussian(key, bits, 3000)
@@ -91,7 +91,7 @@ def test_fewer_are_the_first_of_more_and_none_is_too_far(bits, count, key):
     assert np.abs(drawn).max() < FARTHEST * 2**bits
 
 
-@pytest.mark.parametrize("bits", [-1, MOST_BITS + 1])
+@pytest.mark.parametrize("bits", [-1, MAX_BITS + 1])
 def test_another_deviation_is_refused(bits):
     with pytest.raises(ValueError, match=r"it must be from 2\^0 to 2\^24"):
         discrete_gaussian(KEY, bits, 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra_flwr.privacy.discrete_gaussian import FARTHEST, discrete_gaussian
-from orchestra_flwr.privacy.noisy_sums import LEAST_BITS, NoisySum, sums_epsilon
+from orchestra_flwr.privacy.noisy_sums import MIN_BITS, NoisySum, sums_epsilon
 from orchestra_flwr.privacy.secure_sums.cohort import colluding, quorum
 from orchestra_flwr.privacy.updates import composed_epsilon
 from tests.privacy.test_discrete_gaussian import probabilities
@@ -48,7 +48,7 @@ def test_noise_suffices_and_no_sum_overflows_or_it_is_refused(noise, clients, si
     assert plan.noises == quorum(clients) - colluding(clients) > 0
     assert plan.noises * 4.0**plan.bits >= noise**2 * plan.bound * (1 - 1e-12)
     assert clients * (math.sqrt(plan.bound) + FARTHEST * 2**plan.bits) < 2**31
-    assert plan.bits >= LEAST_BITS
+    assert plan.bits >= MIN_BITS
     assert 0.98 < plan.scale(2.0) * 2 / math.sqrt(plan.bound) < 1  # little is given to rounding
 
 
@@ -114,7 +114,7 @@ def test_the_account_is_no_less_than_the_true_distribution_costs(noise, clients,
 
 def test_a_sum_of_discrete_gaussians_is_as_good_as_one():
     """Proposition 14 of Kairouz et al.: its correction, whose logarithm is taken."""
-    deviation, clients = 2.0**LEAST_BITS, 1000
+    deviation, clients = 2.0**MIN_BITS, 1000
     largest = -2 * (math.pi * deviation) ** 2 / 2  # the first of the sum, and the largest
     correction = math.log10(10 * clients) + largest / math.log(10)
     assert correction < -1090

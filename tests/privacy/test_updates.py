@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from orchestra_flwr.privacy.updates import (
     CHUNK,
-    LEAST_NOISE,
+    MIN_NOISE,
     add_noisy_round,
     clipped_state,
     clipped_update,
@@ -181,7 +181,7 @@ def test_without_rounds_epsilon_is_0_and_without_noise_infinite():
     assert composed_epsilon(1, [], 1e-3) == 0
     for none in (0, 5e-324, 1e-200, 1e-160, 1e-7):
         assert update_epsilon(none, 10, 5, 1, 1e-3) == math.inf
-    assert update_epsilon(LEAST_NOISE, 10, 5, 1, 1e-3) > 1e10
+    assert update_epsilon(MIN_NOISE, 10, 5, 1, 1e-3) > 1e10
 
 
 def test_rounds_of_a_changing_population_add_up():

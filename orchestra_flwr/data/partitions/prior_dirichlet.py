@@ -10,7 +10,7 @@ from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.seeding import numpy_generator
 
 EVEN_ALPHA = 1e9  # a draw is the prior itself from here on; larger values overflow
-LEAST_ALPHA = 5e-324  # the smallest float: with 0, a draw has no shares
+MIN_ALPHA = 5e-324  # the smallest float: with 0, a draw has no shares
 
 
 class _Settings(Section):
@@ -35,7 +35,7 @@ class PriorDirichlet(Partition):
         random = numpy_generator(seed, "partition")
         of_images = labels.cpu().numpy()
         classes, left = np.unique(of_images, return_counts=True)
-        alpha = np.maximum(min(self.settings.alpha, EVEN_ALPHA) * left / count, LEAST_ALPHA)
+        alpha = np.maximum(min(self.settings.alpha, EVEN_ALPHA) * left / count, MIN_ALPHA)
         shuffled = [random.permutation(np.flatnonzero(of_images == label)) for label in classes]
         parts = []
         for size in map(len, np.array_split(np.arange(count), clients)):

@@ -29,7 +29,7 @@ from orchestra_flwr.deployment.gate.fleet_methods import (
     POLLING_PATHS,
     REGISTRATION_PATHS,
 )
-from orchestra_flwr.deployment.gate.recent_answers import MOST, Delivery, RecentAnswers
+from orchestra_flwr.deployment.gate.recent_answers import MAX_ANSWERS, Delivery, RecentAnswers
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import BusyError, Turns
 from orchestra_flwr.deployment.gate.upstream import Upstream, UpstreamError, UpstreamResponse
@@ -335,7 +335,7 @@ class Forwarder:
         return now - first < ANEW_SECONDS
 
     def _forget_oldest(self, by_key: dict[bytes, Any]) -> None:
-        if self._names is None and len(by_key) > MOST:
+        if self._names is None and len(by_key) > MAX_ANSWERS:
             del by_key[next(iter(by_key))]
 
     async def _refuse(self, call: Call, status: int, reason: str, text: str) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from orchestra_flwr.deployment.gate.call import Call
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
 
-MOST = 8192  # answers, two per client: what clients send must not fill the memory
-LONGEST = 1024  # bytes of one: larger ones are messages, which are given once
+MAX_ANSWERS = 8192  # answers, two per client: what clients send must not fill the memory
+MAX_BYTES = 1024  # bytes of one: larger ones are messages, which are given once
 
 Answer = tuple[UpstreamResponse, bytes]
 
@@ -36,9 +36,9 @@ class RecentAnswers:
         """Remembers an answer in place of an earlier one, unless it is too long."""
         request = _digest(call, body)
         self._answers.pop(request, None)
-        if len(answer[1]) <= LONGEST:
+        if len(answer[1]) <= MAX_BYTES:
             self._answers[request] = (time.monotonic(), answer)
-        if len(self._answers) > MOST:
+        if len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
 
     def of(self, call: Call, body: bytes, seconds: float) -> Answer | None:

@@ -20,7 +20,7 @@ WAIT_SECONDS = 20.0  # at most; a SuperNode gives up an answer after 30
 POLL_SECONDS = 3.0  # as often as the SuperNode would ask by itself
 POLLS_A_SECOND = 5  # of all clients together
 MANY = 100  # so many clients that wait keep a SuperLink busy by their polls alone
-MOST_MISSED = 8192  # nodes; one that was forgotten gets its message a minute later at most
+MAX_MISSED = 8192  # nodes; one that was forgotten gets its message a minute later at most
 GAP_SECONDS = 5.0  # after a request, within which a client that stays has sent the next
 
 
@@ -48,7 +48,7 @@ class Waiting:
             self._waiters[node].wake()
         else:
             self._missed[node] = None
-            if len(self._missed) > MOST_MISSED:
+            if len(self._missed) > MAX_MISSED:
                 del self._missed[next(iter(self._missed))]
 
     @property

@@ -26,7 +26,7 @@ DOING = {
     ENCODER_KIND: "storing",
 }
 LOSS = "loss/"
-MOST = 10**9  # rounds
+MAX_ROUNDS = 10**9
 STATES = ("connecting", "connected", "refused", *DOING.values())
 
 
@@ -66,7 +66,7 @@ class ClientStatus:
         # A server may send anything.
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
             rounds = int(json.loads(str(task["config"]))["federation"]["rounds"])
-            self._rounds = min(rounds, MOST)
+            self._rounds = min(rounds, MAX_ROUNDS)
             self._round = max(0, min(int(task["round"]), self._rounds))  # type: ignore[arg-type]
 
     def answered(self, kind: str, answer: RecordDict | Failure) -> None:

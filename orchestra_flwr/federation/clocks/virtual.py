@@ -14,17 +14,17 @@ from orchestra_flwr.federation.clocks import Clock, Device
 from orchestra_flwr.seeding import numpy_generator
 
 MEGABIT = 125_000  # bytes
-LEAST = 1e-6  # of a speed: times stay finite
+MIN_SPEED = 1e-6  # of a speed: times stay finite
 
 
 class VirtualSettings(Section):
     """Options under `clock.` for clock=virtual."""
 
     devices: OptionalPathText = None  # a csv table; None: drawn from what follows
-    images_per_second: float = Field(100.0, ge=LEAST)
+    images_per_second: float = Field(100.0, ge=MIN_SPEED)
     spread: float = Field(0.0, ge=0, le=5)  # standard deviation of the logarithm of the speed
-    down_mbit: float = Field(20.0, ge=LEAST)
-    up_mbit: float = Field(5.0, ge=LEAST)
+    down_mbit: float = Field(20.0, ge=MIN_SPEED)
+    up_mbit: float = Field(5.0, ge=MIN_SPEED)
     slow: float = Field(0.0, ge=0, le=1)  # share of clients that are slow
     slower: float = Field(10.0, ge=1, le=1e6)  # by this factor, in training and on the link
     hours_away: float = Field(0.0, ge=0, lt=24)  # of each day, from an hour drawn for each client
@@ -34,9 +34,9 @@ class _Row(Section):
     """A row of the table; units as above."""
 
     client: str
-    images_per_second: float = Field(ge=LEAST)
-    down_mbit: float = Field(ge=LEAST)
-    up_mbit: float = Field(ge=LEAST)
+    images_per_second: float = Field(ge=MIN_SPEED)
+    down_mbit: float = Field(ge=MIN_SPEED)
+    up_mbit: float = Field(ge=MIN_SPEED)
     leaves: float = Field(0.0, ge=0, lt=24)
     hours_away: float = Field(0.0, ge=0, lt=24)
 

@@ -33,7 +33,7 @@ from orchestra_flwr.privacy.release import Release
 SLACK = 1 << 20  # bytes of a reply beside its arrays
 HEADER = 4096  # bytes that the serialisation of an array may add to its values
 MAX_IMAGES = 10**8  # of a client: no machine's memory holds more
-MOST = float(np.finfo(np.float32).max)  # of a metric: no client measures more, and sums stay finite
+MAX_METRIC = float(np.finfo(np.float32).max)  # no client measures more, and sums stay finite
 ROUNDING = 1e-4  # by which float32 may exceed a limit
 LONGER = 0.1  # by which rows of low precision may exceed their length
 
@@ -227,7 +227,7 @@ def _metrics(record: Mapping[str, object]) -> dict[str, float]:
             metrics[name] = float(value) if isinstance(value, int | float) else math.nan
         except OverflowError:
             metrics[name] = math.inf
-        if not abs(metrics[name]) <= MOST:
+        if not abs(metrics[name]) <= MAX_METRIC:
             raise BadReplyError(f"metric {name} is {str(value)[:100]}")
     return metrics
 

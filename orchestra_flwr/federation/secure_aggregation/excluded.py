@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.methods import release_of
-from orchestra_flwr.privacy.secure_sums import LEAST_COHORT, MOST_CLIENTS
+from orchestra_flwr.privacy.secure_sums import MAX_CLIENTS, MIN_COHORT
 
 
 def check_secure_aggregation(config: Config) -> None:
@@ -53,9 +53,9 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
         )
     clients = config.federation.cohort_size(config.federation.clients)
     key = f"federation.clients={config.federation.clients}"
-    if clients < LEAST_COHORT:
+    if clients < MIN_COHORT:
         why = f"a sum of {clients} shows one client the other's result"
-        yield key, f"so many that {LEAST_COHORT} are asked", why
-    if clients > MOST_CLIENTS:
-        allowed = f"so many that {MOST_CLIENTS:,} are asked (federation.participation)"
+        yield key, f"so many that {MIN_COHORT} are asked", why
+    if clients > MAX_CLIENTS:
+        allowed = f"so many that {MAX_CLIENTS:,} are asked (federation.participation)"
         yield key, allowed, "no client takes part in a larger sum"

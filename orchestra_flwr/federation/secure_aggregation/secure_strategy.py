@@ -31,14 +31,14 @@ from orchestra_flwr.federation.messages.replies import (
     checked_contributions,
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
-from orchestra_flwr.federation.secure_aggregation.sum_codec import MOST_METRICS, Start, codec_of
+from orchestra_flwr.federation.secure_aggregation.sum_codec import MAX_METRICS, Start, codec_of
 from orchestra_flwr.federation.server.round_report import Dropped
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
 from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 
-MOST_TEXT = 1 << 24  # characters of a client's text: that of a thousand clients is shorter
+MAX_TEXT = 1 << 24  # characters of a client's text: that of a thousand clients is shorter
 SUM = "all of them"  # stands for a client where the sum does
 
 
@@ -169,7 +169,7 @@ class SecureStrategy(OrchestraStrategy):
             checked_array(record, name, np.dtype(f"<u{bits // 8}"), size)
             for name, (bits, size) in layout.items()
         ]
-        if not isinstance(names, list) or len(names) > MOST_METRICS:
+        if not isinstance(names, list) or len(names) > MAX_METRICS:
             raise ValueError("the names of losses and measures are no list, or too many")
         self._sum.take_vector(client, vector, view)
         self._names[tuple(map(str, names))] += 1
@@ -186,9 +186,9 @@ class SecureStrategy(OrchestraStrategy):
             about = message.content.get(CONFIG)
             text = str(about.get(SECURE_TEXT, "")) if isinstance(about, ConfigRecord) else ""
             self.report.bytes_up += len(text)
-            if not 0 < len(text) <= MOST_TEXT or not isinstance(about, ConfigRecord):
+            if not 0 < len(text) <= MAX_TEXT or not isinstance(about, ConfigRecord):
                 raise BadReplyError("the reply lacks its text, or it is too long")
-            if len(state := str(about.get(SECURE_STATE, ""))) <= MOST_TEXT and state:
+            if len(state := str(about.get(SECURE_STATE, ""))) <= MAX_TEXT and state:
                 self._states[client] = state
             take(client, json.loads(text), message.content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -19,11 +19,11 @@ from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.updates import clipped_update
 from orchestra_flwr.seeding import ClientSeed
 
-MOST_METRICS = 64  # losses and measures of a client
+MAX_METRICS = 64  # losses and measures of a client
 FIXED = ("weight", "images", "cut")  # the numbers before them
 # Of numbers: 2^-24 is the smallest, 2^26 the largest, and a thousand of these stay below 2^63.
 UNIT, LARGEST = 2.0**-24, 2.0**26
-LEAST_RANGE = 0.05  # of a tensor that is zero, or nearly so
+MIN_RANGE = 0.05  # of a tensor that is zero, or nearly so
 WIDE = 64  # factor by which the range of 32-bit values is wider
 
 
@@ -170,7 +170,7 @@ class RingCodec(SumCodec):
         for _, bits, span in self._tensors:
             counts[bits] += span.stop - span.start
         parts = tuple((bits, count) for bits, count in counts.items() if count)
-        return (*parts, (64, len(FIXED) + MOST_METRICS))
+        return (*parts, (64, len(FIXED) + MAX_METRICS))
 
     def encode(
         self, trained: np.ndarray, start: Start, numbers: Numbers, seed: ClientSeed
@@ -218,19 +218,19 @@ class RingCodec(SumCodec):
     @staticmethod
     def _levels(bits: int, received: np.ndarray, clients: int) -> tuple[int, float]:
         """The largest integer of a client, and the value that 1 stands for."""
-        largest = max(LEAST_RANGE, float(np.abs(received).max(initial=0)))
+        largest = max(MIN_RANGE, float(np.abs(received).max(initial=0)))
         levels = (2 ** (bits - 1) - 1) // clients
         return levels, largest * (WIDE if bits == 32 else 1) / levels
 
     @staticmethod
     def _as_integers(numbers: Numbers, cut: bool) -> np.ndarray:
-        if len(numbers.metrics) > MOST_METRICS:
-            raise ValueError(f"{len(numbers.metrics)} metrics, at most {MOST_METRICS} have room")
+        if len(numbers.metrics) > MAX_METRICS:
+            raise ValueError(f"{len(numbers.metrics)} metrics, at most {MAX_METRICS} have room")
         values = [numbers.weight, numbers.images, float(cut)]
         values += [value * numbers.weight for _, value in sorted(numbers.metrics.items())]
         if not all(map(math.isfinite, values)):
             raise ValueError("a loss or a measure is not finite")
-        row = np.zeros(len(FIXED) + MOST_METRICS, np.int64)
+        row = np.zeros(len(FIXED) + MAX_METRICS, np.int64)
         row[: len(values)] = [round(min(max(v, -LARGEST), LARGEST) / UNIT) for v in values]
         return row.view("<u8")
 

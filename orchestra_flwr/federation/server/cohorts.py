@@ -16,7 +16,7 @@ from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_records import named
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state
-from orchestra_flwr.privacy.secure_sums import MOST_CLIENTS
+from orchestra_flwr.privacy.secure_sums import MAX_CLIENTS
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import numpy_generator
 
@@ -105,11 +105,11 @@ class Cohorts:
         ):
             return tuple(recorded)
         size = min(len(nodes), self._config.federation.asked(len(nodes) + busy))
-        if self._config.privacy.secure_aggregation and size > MOST_CLIENTS:
+        if self._config.privacy.secure_aggregation and size > MAX_CLIENTS:
             if not self._sum_is_full:
                 self._sum_is_full = True
-                self.message(f"a round asks {MOST_CLIENTS:,} clients: no more fit into a sum")
-            size = MOST_CLIENTS
+                self.message(f"a round asks {MAX_CLIENTS:,} clients: no more fit into a sum")
+            size = MAX_CLIENTS
         return draw_cohort(nodes, size, cohort_seed(self._config, self.privacy.key), number)
 
     def _with_numbers(self, nodes: Mapping[str, int], clients: list[str]) -> Mapping[str, int]:

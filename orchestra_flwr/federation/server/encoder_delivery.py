@@ -36,7 +36,7 @@ from orchestra_flwr.reporting import RunFolder
 
 POLL_SECONDS = 0.5
 OFFER_SECONDS = 30.0  # that an offer, which has no arrays, waits for its answer
-MOST_NAMES = 20  # in a line
+MAX_NAMES = 20  # in a line
 SHARED = "shared"  # in the run folder: the encoder that was sent during the run
 
 
@@ -155,7 +155,7 @@ class EncoderDelivery:
                 return answers
             if missing and not waits:
                 waits = True
-                names = named(sorted(missing), MOST_NAMES)
+                names = named(sorted(missing), MAX_NAMES)
                 self.show(f"waiting for {names}, to send the encoder; at most {wait:g} s")
             time.sleep(POLL_SECONDS)
 
@@ -193,14 +193,14 @@ class EncoderDelivery:
     def _report(self, answers: Mapping[str, str], away: Set[str]) -> None:
         holders = sorted(name for name, word in answers.items() if word == STORED)
         if holders:
-            self.show(f"the encoder is with {named(holders, MOST_NAMES)}")
+            self.show(f"the encoder is with {named(holders, MAX_NAMES)}")
         for name, word in sorted(answers.items()):
             if word == TOO_LARGE:
                 self.show(f"client {name} does not take the encoder: larger than it allows")
             elif word != STORED:
                 self.show(f"client {name} does not have the encoder: {word}")
         if away:
-            names = named(sorted(away), MOST_NAMES)
+            names = named(sorted(away), MAX_NAMES)
             self.show(
                 f"without the encoder, because they were away: {names}; {self._later()}, or copy "
                 "encoder.safetensors and encoder.json to them"

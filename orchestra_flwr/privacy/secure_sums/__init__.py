@@ -24,15 +24,15 @@ the clients, or nothing. Without them it must follow the protocol. No assumption
 itself harmless, and none says that it is right: a client may send whatever it likes.
 """
 
-from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS
+from orchestra_flwr.privacy.secure_sums.cohort import MAX_CLIENTS, MIN_COHORT
 from orchestra_flwr.privacy.secure_sums.confirmations import Confirmations, SumRefusedError
 from orchestra_flwr.privacy.secure_sums.sum_client import SumClient
 from orchestra_flwr.privacy.secure_sums.sum_server import SumFailedError, SumServer
 from orchestra_flwr.privacy.secure_sums.transcript import Occasion
 
 __all__ = [
-    "LEAST_COHORT",
-    "MOST_CLIENTS",
+    "MAX_CLIENTS",
+    "MIN_COHORT",
     "Confirmations",
     "Occasion",
     "SumClient",

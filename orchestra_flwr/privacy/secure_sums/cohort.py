@@ -14,8 +14,8 @@ import math
 from bisect import bisect_left
 from functools import cache
 
-LEAST_COHORT = 3  # of two, each learns the other's vector from the sum
-MOST_CLIENTS = 1000
+MIN_COHORT = 3  # of two, each learns the other's vector from the sum
+MAX_CLIENTS = 1000
 COMPLETE = 32  # up to so many, all are neighbours: then any quorum of them can end the sum
 SECURITY_BITS = 40  # the probability that one of the two happens is at most 2^-40 per sum
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from orchestra_flwr.privacy.secure_sums import primitives
-from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, degree, quorum
+from orchestra_flwr.privacy.secure_sums.cohort import MAX_CLIENTS, MIN_COHORT, degree, quorum
 from orchestra_flwr.privacy.secure_sums.confirmations import Confirmations, SumRefusedError
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.secure_sums.transcript import (
@@ -54,7 +54,7 @@ class SumClient:
     # Knows the registered keys of all; None: the server is trusted to follow the protocol, since it
     # could invent the other clients.
     verify: Verify | None = None
-    least: int = LEAST_COHORT  # clients whose vectors must be in the sum
+    least: int = MIN_COHORT  # clients whose vectors must be in the sum
     # What follows changes from stage to stage.
     _stage: str = STAGES[0]
     _secrets: _Secrets = field(default_factory=_Secrets)
@@ -68,7 +68,7 @@ class SumClient:
     _survivors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.least = max(self.least, LEAST_COHORT)
+        self.least = max(self.least, MIN_COHORT)
 
     @property
     def count(self) -> int:
@@ -288,9 +288,9 @@ class SumClient:
         keys = [key for member in parsed for key in (member.cipher_key, member.mask_key)]
         if len({*names}) < len(names) or len({*keys}) < len(keys):
             self._refuse("a client or a key twice")
-        if not self.least <= len(parsed) <= MOST_CLIENTS:
+        if not self.least <= len(parsed) <= MAX_CLIENTS:
             self._refuse(
-                f"a sum of {len(parsed)} clients, {self.least} to {MOST_CLIENTS} are allowed"
+                f"a sum of {len(parsed)} clients, {self.least} to {MAX_CLIENTS} are allowed"
             )
         for member in parsed:
             statement = member.statement(self.occasion)

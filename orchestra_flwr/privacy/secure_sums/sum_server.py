@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_flwr.privacy.secure_sums import primitives
-from orchestra_flwr.privacy.secure_sums.cohort import LEAST_COHORT, MOST_CLIENTS, quorum
+from orchestra_flwr.privacy.secure_sums.cohort import MAX_CLIENTS, MIN_COHORT, quorum
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 from orchestra_flwr.privacy.secure_sums.transcript import (
@@ -88,9 +88,9 @@ class SumServer:
             SumFailedError: too few clients sent keys, or too many.
         """
         count = len(self._roster)
-        if not LEAST_COHORT <= count <= MOST_CLIENTS:
+        if not MIN_COHORT <= count <= MAX_CLIENTS:
             raise SumFailedError(
-                f"{count} clients sent their keys, {LEAST_COHORT} to {MOST_CLIENTS} are allowed"
+                f"{count} clients sent their keys, {MIN_COHORT} to {MAX_CLIENTS} are allowed"
             )
         return [member.fields() for member in self._sorted_roster]
 
@@ -290,7 +290,7 @@ class SumServer:
         )
 
     def _enough(self, names: list[str], what: str) -> list[str]:
-        if len(names) < (needed := max(LEAST_COHORT, quorum(len(self._roster)))):
+        if len(names) < (needed := max(MIN_COHORT, quorum(len(self._roster)))):
             raise SumFailedError(
                 f"{len(names)} of {len(self._roster)} clients {what}, {needed} are needed"
             )

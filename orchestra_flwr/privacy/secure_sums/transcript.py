@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 LABEL = "orchestra_flwr secure sum 5"  # raised whenever the meaning of a stage changes
-MOST_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
+MAX_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 
 
@@ -27,8 +27,8 @@ class Occasion:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        if max(len(self.run), len(self.attempt)) > MOST_NAME:
-            raise ValueError(f"a run or an attempt of more than {MOST_NAME} characters")
+        if max(len(self.run), len(self.attempt)) > MAX_NAME:
+            raise ValueError(f"a run or an attempt of more than {MAX_NAME} characters")
 
     def statement(self, stage: str, *parts: object) -> bytes:
         """What is signed in a stage, or binds a key to it."""

@@ -550,7 +550,7 @@ def test_a_reply_has_a_budget(client, superlink, test):
 
 def test_messages_of_clients_with_ever_new_keys_are_forgotten(client, superlink, monkeypatch, test):
     """A client without keys makes a new one whenever it connects."""
-    monkeypatch.setattr(forward, "MOST", 2)
+    monkeypatch.setattr(forward, "MAX_ANSWERS", 2)
 
     def pull(name):
         return client.request("POST", PULL, b"x", key_header(name.encode() + KEY))[1]
@@ -562,7 +562,7 @@ def test_messages_of_clients_with_ever_new_keys_are_forgotten(client, superlink,
 
 
 def test_refusals_of_clients_with_ever_new_keys_are_forgotten(client, superlink, monkeypatch, test):
-    monkeypatch.setattr(forward, "MOST", 1)
+    monkeypatch.setattr(forward, "MAX_ANSWERS", 1)
     monkeypatch.setattr(forward, "ANEW_SECONDS", 0.05)
     superlink.answers[PULL] = (401, b"{}")
     for name in (b"one", b"two", b"one"):  # the last time as if it had never come

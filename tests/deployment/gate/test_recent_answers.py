@@ -14,7 +14,7 @@ from flwr.supercore.primitives.asymmetric import sign_message
 from orchestra_flwr.deployment.gate.client_identity import is_signed
 from orchestra_flwr.deployment.gate.connection import STATE
 from orchestra_flwr.deployment.gate.forward import Forwarder
-from orchestra_flwr.deployment.gate.recent_answers import LONGEST, MOST, RecentAnswers
+from orchestra_flwr.deployment.gate.recent_answers import MAX_ANSWERS, MAX_BYTES, RecentAnswers
 from orchestra_flwr.deployment.gate.refusals import Refusals
 from orchestra_flwr.deployment.gate.turns import Turns
 from orchestra_flwr.deployment.gate.upstream import UpstreamResponse
@@ -132,10 +132,10 @@ def test_their_memory_has_an_end():
     call = SimpleNamespace(path=HEARTBEAT, key=b"k")
     response = UpstreamResponse(200, {}, None)
     answers.keep(call, b"first", (response, b"ok"))
-    answers.keep(call, b"long", (response, b"x" * (LONGEST + 1)))
+    answers.keep(call, b"long", (response, b"x" * (MAX_BYTES + 1)))
     assert answers.of(call, b"first", 9) == (response, b"ok")
     assert answers.of(call, b"first", 0) is None
     assert answers.of(call, b"long", 9) is None
-    for number in range(MOST):
+    for number in range(MAX_ANSWERS):
         answers.keep(call, b"%d" % number, (response, b"ok"))
     assert answers.of(call, b"first", 9) is None and answers.of(call, b"0", 9)

@@ -324,7 +324,7 @@ def test_a_request_without_a_node_does_not_wait(superlink, gate):
 
 
 def test_nodes_that_never_come_back_fill_no_memory(monkeypatch):
-    monkeypatch.setattr(waiting, "MOST_MISSED", 3)
+    monkeypatch.setattr(waiting, "MAX_MISSED", 3)
     gone = waiting.Waiting()
     for node in (1, 2, 3, 4):
         gone.wake(node)

@@ -59,7 +59,7 @@ def plain(tiny, federate):
 
 def test_no_more_clients_are_asked_than_a_sum_may_have(tiny, federate, monkeypatch, capsys):
     """More may join a real server than its configuration speaks of."""
-    monkeypatch.setattr(cohorts, "MOST_CLIENTS", 4)
+    monkeypatch.setattr(cohorts, "MAX_CLIENTS", 4)
     run = federate(tiny(*SECURE, "federation.rounds=2"), shown="plain")
     assert [r["clients"]["cohort"] for r in run.records[1:]] == [4, 4]
     assert capsys.readouterr().out.count("a round asks 4 clients: no more fit into a sum") == 1

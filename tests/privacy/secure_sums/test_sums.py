@@ -352,7 +352,7 @@ def test_the_bound_is_that_of_exact_fractions(count, drawn):
 
 def test_two_quorums_have_an_honest_member_in_common():
     """Or, the same inequality: more than half of the honest clients on a list confirm it."""
-    for count in range(3, cohort.MOST_CLIENTS + 1):
+    for count in range(3, cohort.MAX_CLIENTS + 1):
         assert 2 * quorum(count) - count > colluding(count)
         assert quorum(count) + colluding(count) <= count + 1  # honest ones alone nearly suffice
 
