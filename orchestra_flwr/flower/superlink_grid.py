@@ -67,7 +67,7 @@ class SuperLinkGrid(StreamingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """As :meth:`StreamingGrid.send_and_receive`."""
+        """Deletes late replies of earlier messages first."""
         self.delete_late_replies()
         yield from super().send_and_receive(messages, timeout=timeout)
 
@@ -188,7 +188,7 @@ class SuperLinkGrid(StreamingGrid):
         return STALLED if message_id in self._uploads else super().why_silent(message_id)
 
     def give_up(self, message_id: str) -> None:
-        """As :meth:`StreamingGrid.give_up`."""
+        """Deletes the message and what came of its reply, now and later."""
         super().give_up(message_id)
         if (upload := self._uploads.pop(message_id, None)) is not None:
             self._delete(upload.message_id)

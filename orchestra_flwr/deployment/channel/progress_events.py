@@ -39,7 +39,7 @@ class RelayedProgress(Progress):
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
-        """As :meth:`Progress.phase`."""
+        """Sends its start, and its end where nothing fails."""
         self.phase_started(text)
         yield
         self.phase_ended()

@@ -90,11 +90,11 @@ class InlineEngine(Engine):
     settings: InlineSettings
 
     def check_resources(self) -> None:
-        """As :meth:`Engine.check_resources`."""
+        """Refuses a device that is not there."""
         resolve_device(self.config.device)
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
-        """As :meth:`Engine.run`."""
+        """Serves at once: clients run in this process, `side_by_side` of them in threads."""
         forget_images()
         count, device = self.settings.side_by_side, resolve_device(self.config.device)
         if count == 1:

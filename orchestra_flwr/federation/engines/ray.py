@@ -96,7 +96,7 @@ class RayEngine(Engine):
         return settings.address is not None
 
     def check_resources(self) -> None:
-        """As :meth:`Engine.check_resources`."""
+        """Refuses a missing Ray, and cores or a GPU that Ray's workers would wait for in vain."""
         if self.settings.address is None:
             resolve_device(self.config.device)
         if importlib.util.find_spec("ray") is None:
@@ -119,7 +119,7 @@ class RayEngine(Engine):
             self._start.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
-        """As :meth:`Engine.run`."""
+        """Serves once Ray is there, while its workers load the images."""
         backend = ray_backend(self.config)
         resources = backend["client_resources"]
 

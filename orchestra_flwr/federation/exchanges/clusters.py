@@ -220,7 +220,7 @@ class Clusters(Exchange):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """As :meth:`Exchange.load_state`."""
+        """Takes the members, and sketches that this version can compare."""
         self._warm, self._assigned = state["warm"], dict(state["assigned"])
         self._trained = set(state["trained"])
         # Sketches of version 0.2 are text, and too short: those clients are waited for again.

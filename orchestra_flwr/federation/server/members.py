@@ -213,7 +213,7 @@ class ConnectedMembers(Members):
                 self.note("silent", name, "")
 
     def revoked(self, name: str) -> bool:
-        """As :meth:`Members.revoked`."""
+        """Whether there are registered keys, and none of them is the client's."""
         keys = self.keys()
         return keys is not None and name not in keys.values()
 

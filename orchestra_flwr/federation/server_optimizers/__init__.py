@@ -156,7 +156,7 @@ class AdaptiveOptimizer(ElementwiseOptimizer):
         return 1.0, 1.0
 
     def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:
-        """As :meth:`ElementwiseOptimizer.change`."""
+        """lr * m / (sqrt(v) + epsilon), with the corrections."""
         first, second = moments["first"], moments["second"]
         first *= self.settings.beta1
         first += (1 - self.settings.beta1) * update

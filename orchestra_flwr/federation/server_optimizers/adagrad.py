@@ -23,5 +23,5 @@ class Adagrad(AdaptiveOptimizer):
     settings: Settings
 
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
-        """As :meth:`AdaptiveOptimizer.accumulate`."""
+        """v = v + Delta^2."""
         second += square
