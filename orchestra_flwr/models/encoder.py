@@ -205,6 +205,15 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
 
 
+def weights_sha256(backbone: Backbone) -> str:
+    """The SHA-256 of a backbone's tensors and their names, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(backbone.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
+    return digest.hexdigest()
+
+
 def load_encoder(
     path: str | Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
 ) -> Encoder:

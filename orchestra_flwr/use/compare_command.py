@@ -12,16 +12,23 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, ConfigError, encoder_file, read_run
+from orchestra_flwr.config import AugmentationConfig, Config, ConfigError, encoder_file, read_run
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import label_free_scores
-from orchestra_flwr.files import at_home, write_atomically
+from orchestra_flwr.files import at_home, read_json, write_atomically
 from orchestra_flwr.methods import ordered_backbones
-from orchestra_flwr.models import Encoder, encoder_at, extract_features, recalibrated
+from orchestra_flwr.models import (
+    Backbone,
+    Encoder,
+    encoder_at,
+    extract_features,
+    recalibrated,
+    weights_sha256,
+)
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.reporting import check_place
@@ -105,6 +112,7 @@ def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], E
     begun = read_run(run, config.plugins)
     method = starting_learner(begun, begun.data.channels).method
     backbone = next(iter(ordered_backbones(method, begun.evaluation.backbone).values()))
+    _check_start(run, begun, backbone)
 
     def of(images: Tensor) -> Encoder:
         fitting = fit_channels(images, begun.data.channels)
@@ -114,6 +122,16 @@ def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], E
         return Encoder.of(begun, begins).to(device)
 
     return of
+
+
+def _check_start(run: Path, config: Config, backbone: Backbone) -> None:
+    """Refuses weights that have changed since the run began with them."""
+    summary = run / "summary.json"
+    start = read_json(summary).get("start_sha256") if summary.is_file() else None
+    if start not in (None, weights_sha256(backbone)):
+        sources = {"init": config.init, **config.model.first_weights}
+        source = next(f"{key}={value}" for key, value in sources.items() if value is not None)
+        raise ConfigError(f"before: must be given, the run began with other weights of {source}")
 
 
 def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | None:

@@ -126,6 +126,12 @@ def test_a_pretrained_start_is_taken_as_it_was(tiny_overrides, photos, tmp_path,
         figures.append(stored["label_free"])
     assert figures[0] == figures[1]
     assert load_encoder(run).dim == load_encoder(start).dim
+    save_encoder(start / "encoder.safetensors", Encoder(load_encoder(start).spec))
+    code, _, err = command(f"after={run}", f"images={photos}", "queries=0")
+    assert code == 2
+    assert err.splitlines()[-1] == (
+        f"error: before: must be given, the run began with other weights of init={start}"
+    )
 
 
 def test_labels_from_a_table_choose_the_images(run, other, photos, command, tmp_path):

@@ -46,7 +46,7 @@ from orchestra_flwr.federation.server.run_records import (
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
-from orchestra_flwr.models import Backbone
+from orchestra_flwr.models import Backbone, weights_sha256
 from orchestra_flwr.reporting import (
     Progress,
     RoundOutcome,
@@ -59,7 +59,7 @@ from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
-from orchestra_flwr.training import cores_for_clients
+from orchestra_flwr.training import begins_trained, cores_for_clients
 from orchestra_flwr.training.process_memory import used_memory
 
 
@@ -296,6 +296,8 @@ class FederationRun:
             record["virtual_seconds"] = self.timeline.now
         if position.drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(position.drawn)
+        if not round_.number and begins_trained(self.config):
+            record["start_sha256"] = weights_sha256(self._kept_backbone()[1])
         return record
 
     def _client_done(self, client: str, ok: bool) -> None:

@@ -125,6 +125,8 @@ def run_summary(
     }
     if evaluator.why_not:
         summary["not_evaluated"] = evaluator.why_not
+    if start := metrics[0].get("start_sha256"):
+        summary["start_sha256"] = start
     if before := metrics[0].get("unsupervised"):
         summary.setdefault("untrained", {})["unsupervised"] = before
     for key in OF_ROUND:
