@@ -96,7 +96,8 @@ def test_a_worker_imports_only_what_a_client_needs_and_no_run_the_compiler(tiny)
     """
     workers = [tiny("schedule=steps", f"optimizer={n}") for n in ("sgd", "adam", "adamw")]
     mae = tiny("method=mae", "model=vit_tiny", "model.width=24")
-    configs = [*workers, tiny("method=dino"), mae]
+    private = tiny("clustering=private", "privacy.epsilon=20", "terms.verification.weight=1")
+    configs = [*workers, tiny("method=dino"), mae, private]
     of_a_client, at_the_end = imported(program, *(config.to_json() for config in configs))
     refused = {*HEAVY, *FILES_OF_HYDRA, *COMPILER, *SERVER, "flwr.simulation"}
     assert not of_a_client & refused

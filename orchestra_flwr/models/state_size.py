@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# Without memory torch runs these by rules of its compiler, whose import takes .7 to 2.4 s.
-FILLED = ("normal_", "trunc_normal_", "_foreach_lerp_")
+# Without memory torch runs these by rules of its compiler, whose import takes .7 to 2.4 s. The
+# result is the first argument.
+FILLED = ("normal_", "trunc_normal_", "_foreach_lerp_", "normalize")
 
 
 def state_size(build: Callable[[], nn.Module]) -> tuple[int, int]:
@@ -39,4 +40,6 @@ class _SizesOnly(TorchFunctionMode):
         named = kwargs or {}
         if func.__name__ in FILLED:
             return args[0] if args else named["tensor"]
+        if func.__name__ == "randn":  # the same, with a generator
+            return torch.empty(*args, **{k: v for k, v in named.items() if k != "generator"})
         return func(*args, **named)
