@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import shutil
 import signal
@@ -22,12 +23,13 @@ from faults.disk import full
 from faults.federation import HOSTILE, NAMES, PATIENCE, ROUNDS, Federation, make_keys
 from faults.hostile_client import REFUSED, TAKEN
 from faults.hostile_files import ENCODERS, IMAGES, RUNS
-from faults.hostile_server import ATTACKS
+from faults.hostile_server import ATTACKS, IGNORED
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
 from faults.processes import Command, descendants, having_role, send, wait_for
 from faults.simulation import Simulation
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.fields import CONFIG
 
 MOMENTS = ("joined with", "round 1/", "round 2/")
 LATEST = 6.0  # seconds after the moment
@@ -244,8 +246,13 @@ def server(rng: random.Random, run: Federation, which: str) -> str:
     if operator.end(5) != 0 or not (answers := json.loads(operator.lines[-1])):
         raise NotHitError(f"no answer to {which}: {(operator.lines or ['no output'])[-1]}")
     for answer in answers:
-        word = Failure.of(answer[0]) if isinstance(answer, list) else answer.get("task", {})
-        if word is None or (isinstance(word, dict) and "refusal" not in word):
+        if which in IGNORED:
+            is_right = isinstance(answer, dict) and os.environ["HOME"] not in str(answer)
+        elif isinstance(answer, list):
+            is_right = Failure.of(answer[0]) is not None
+        else:
+            is_right = "refusal" in answer.get(CONFIG, {})
+        if not is_right:
             run.problems.append(f"{which} is answered with {str(answer)[:200]}")
     run.start_client("b")
     return f"the server asks for {which}: {answers}"

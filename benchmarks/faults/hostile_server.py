@@ -44,6 +44,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, dict[str, object]]] = {
     "its folder of images": (OURS, "train", {"data": {"root": "/etc", "name": "image_folder"}}),
     "no configuration": (OURS, "train", {"": None}),
 }
+IGNORED = {"a value from the environment"}  # a client trains as usual: the value stays a text
 PROGRAM = f"import {EVIL}\nfrom flwr.clientapp import ClientApp\napp = ClientApp()\n"
 
 
