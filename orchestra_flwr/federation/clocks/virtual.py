@@ -65,6 +65,14 @@ class Virtual(Clock):
                 "stages have no virtual time"
             )
 
+    @classmethod
+    def unread(cls, config: Config) -> dict[str, str]:
+        """With a table, no device is drawn."""
+        if config.clock.settings.devices is None:
+            return {}
+        drawn = (name for name in VirtualSettings.model_fields if name != "devices")
+        return {f"clock.{name}": "with clock.devices" for name in drawn}
+
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
         """The rows of the table, or drawn from the seed."""
         if self.settings.devices is not None:

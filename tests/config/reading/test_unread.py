@@ -47,6 +47,9 @@ SIMULATED = "in a simulation, only by a server of real clients"
         (["model.groups=3"], "model.groups: is not read with model.norm=batch"),
         (["evaluation.training_images=shifted"],
          "evaluation.training_images: is not read with shift=none, which changes no image"),
+        *((["clock=virtual", "clock.devices=x", f"clock.{given}"],
+           f"clock.{given.partition('=')[0]}: is not read with clock.devices")
+          for given in ("slow=0.1", "images_per_second=50", "hours_away=8")),
     ],
 )  # fmt: skip
 def test_what_nothing_reads_is_refused(given, says):
