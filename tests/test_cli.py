@@ -303,7 +303,7 @@ def test_a_run_folder_that_cannot_be_made_is_told(sim, tmp_path, tiny_overrides)
         (server_main, ["host=0.0.0.0"], "orchestra-keys server"),
         (server_main, ["data.root=missing"], "data.root=missing"),
         (server_main, ["host=203.0.113.1", "insecure=true"], "host=203.0.113.1"),
-        (client_main, [], "server=None"),
+        (client_main, [], "server=null"),
         (client_main, ["server=example.org:1", "data.root=x"], "ca.crt"),
         (client_main, ["server=127.0.0.1:1", "data.root=missing"], "data.root=missing"),
         (client_main, ["server=127.0.0.1:1", "data.root=x", "lr=1"], "lr: unknown key"),

@@ -229,9 +229,8 @@ class Config(WithPlugins, Composed):
                 f"federation.weighting={weighting}: must be uniform with privacy.clip={clip:g}"
             )
         if noise > 0 and delta >= 1 / clients:
-            raise ValueError(
-                f"privacy.delta={delta:g}: must be below 1 / federation.clients = {1 / clients:g}"
-            )
+            key = self.federation.clients_key
+            raise ValueError(f"privacy.delta={delta:g}: must be below 1 / {key} = {1 / clients:g}")
         # The scores that clients send are computed from their images without any noise.
         for key in ("unsupervised", "drift", "clients"):
             if getattr(self.evaluation, key) and noise > 0:

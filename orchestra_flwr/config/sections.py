@@ -65,6 +65,11 @@ class FederationConfig(Section):
         return value
 
     @property
+    def clients_key(self) -> str:
+        """The key by which a user sets how many clients there are."""
+        return f"federation.{'clients' if self.min_clients is None else 'min_clients'}"
+
+    @property
     def ends_early(self) -> bool:
         """Whether a round may end before all that were asked have answered."""
         return self.enough != 1 or self.oversample > 1 or self.deadline is not None

@@ -138,7 +138,7 @@ class ClientConfig(WithPlugins, Composed):
         for key in ("epsilon", "total_epsilon"):
             if self.share.personal_accuracy and getattr(self.privacy, key) is not None:
                 raise ValueError(
-                    "share.personal_accuracy=True: the accuracy is not differentially private, "
+                    "share.personal_accuracy=true: the accuracy is not differentially private, "
                     f"must be false with privacy.{key}"
                 )
         return self

@@ -133,7 +133,7 @@ class Verification(Term):
         if term.weight > 0 and capacity is not None and capacity < clients:
             raise ValueError(
                 f"terms.verification.capacity={capacity}: must be at least "
-                f"federation.clients={clients}"
+                f"{config.federation.clients_key}={clients}"
             )
 
     def role(self, name: str) -> Role:

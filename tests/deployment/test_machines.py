@@ -127,7 +127,24 @@ def test_wrong_servers_are_told_in_one_line(override, says):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([], "server=None: must be HOST:PORT"),
+        (["privacy.secure_aggregation=true"], r"^federation\.min_clients=2: must be so many"),
+        (["privacy.clip=1", "privacy.noise_multiplier=1", "privacy.delta=0.9"],
+         r"below 1 / federation\.min_clients = 0\.5$"),
+        (["exchange=clusters", "exchange.clusters=3"], r"needs 3 .*, federation\.min_clients=2$"),
+        (["terms.verification.weight=1", "terms.verification.capacity=2",
+          "federation.min_clients=3"], r"at least federation\.min_clients=3$"),
+        (["aggregation=krum"], r"in a round, federation\.min_clients=2 and federation\.part"),
+    ],
+)  # fmt: skip
+def test_too_few_clients_are_told_by_the_key_that_a_server_has(overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        load(ServerConfig, ["method=simclr", "federation.weighting=uniform", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "server=null: must be HOST:PORT"),
         (["server=example.org"], "server=example.org: must be HOST:PORT"),
         (["server=example.org:0"], "server=example.org:0: must be HOST:PORT"),
         (["server=::1:8443"], "server=::1:8443: must be [::1]:8443, an IPv6 address"),

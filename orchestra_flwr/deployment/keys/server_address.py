@@ -13,7 +13,7 @@ def host_of(server: str) -> str:
         raise ValueError(f"server={server}: must be HOST:PORT alone, without https://")
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"server={server or None}: must be HOST:PORT, the server's address")
+        raise ValueError(f"server={server or 'null'}: must be HOST:PORT, the server's address")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError(f"server={server}: must be [{host}]:{port}, an IPv6 address")
     try:

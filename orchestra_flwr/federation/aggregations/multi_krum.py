@@ -40,8 +40,8 @@ class MultiKrum(RobustAggregation):
         if cohort < needed:
             raise ValueError(
                 f"aggregation.attackers={attackers}: needs {needed} clients in a round, "
-                f"federation.clients={config.federation.clients} and federation.participation="
-                f"{config.federation.participation:g} make {cohort}"
+                f"{config.federation.clients_key}={config.federation.clients} and "
+                f"federation.participation={config.federation.participation:g} make {cohort}"
             )
 
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:

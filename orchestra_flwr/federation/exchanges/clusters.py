@@ -87,7 +87,8 @@ class Clusters(Exchange):
         if needed > clients:
             raise ValueError(
                 f"exchange.clusters={settings.clusters}: with exchange.min_members="
-                f"{settings.min_members} needs {needed} clients, federation.clients={clients}"
+                f"{settings.min_members} needs {needed} clients, {config.federation.clients_key}="
+                f"{clients}"
             )
         if settings.min_members > (cohort := config.federation.cohort_size(clients)):
             raise ValueError(

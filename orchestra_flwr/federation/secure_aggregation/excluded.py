@@ -52,7 +52,7 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
             "a sum needs a bound of the weights that no client's number gives away",
         )
     clients = config.federation.cohort_size(config.federation.clients)
-    key = f"federation.clients={config.federation.clients}"
+    key = f"{config.federation.clients_key}={config.federation.clients}"
     if clients < MIN_COHORT:
         why = f"a sum of {clients} shows one client the other's result"
         yield key, f"so many that {MIN_COHORT} are asked", why

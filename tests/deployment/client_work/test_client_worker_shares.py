@@ -71,6 +71,6 @@ def test_it_is_refused_beside_bounds_that_it_would_break(worker, key):
     with pytest.raises(ConfigError) as caught:
         worker(ALLOWED, f"privacy.{key}=1")
     assert str(caught.value) == (
-        "share.personal_accuracy=True: the accuracy is not differentially private, must be false "
+        "share.personal_accuracy=true: the accuracy is not differentially private, must be false "
         f"with privacy.{key}"
     )
