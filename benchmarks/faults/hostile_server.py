@@ -44,7 +44,8 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, dict[str, object]]] = {
     "its folder of images": (OURS, "train", {"data": {"root": "/etc", "name": "image_folder"}}),
     "no configuration": (OURS, "train", {"": None}),
 }
-IGNORED = {"a value from the environment"}  # a client trains as usual: the value stays a text
+# A client trains as usual, on its own images: the value stays a text.
+IGNORED = {"a value from the environment", "its folder of images"}
 PROGRAM = f"import {EVIL}\nfrom flwr.clientapp import ClientApp\napp = ClientApp()\n"
 
 
