@@ -46,7 +46,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert config.model.first_weights == {"model.weights": "pretrained"}
     assert (config.method.name, config.adaptation.name) == ("simclr", "norms")
     assert (config.data.image_size, config.data.view_size) == (224, 64)
-    assert config.federation.rounds == 24
+    assert (config.federation.rounds, config.training.local_epochs) == (8, 4)
     assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
     assert config.partition.name == "iid"  # the default needs labels
     assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
@@ -54,7 +54,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     about = "12 images without labels, 10 clients (federation.clients), no GPU"
     assert line.startswith(f"preset=adapt: for {about}: ")
     assert line.count("where all weights lost") == 1
-    assert "federation.rounds=24" in line and "few images make few steps" in line
+    assert "training.local_epochs=4" in line and "clients of few images take few steps" in line
 
 
 @pytest.mark.parametrize("plugins", ["plugins=[my_package]", "plugins=my_package"])
@@ -71,7 +71,7 @@ class Mine(Source):
         raise NotImplementedError
 """})  # fmt: skip
     config = load_config(["preset=adapt", plugins, "data=mine"])
-    assert (config.federation.rounds, config.partition.name) == (24, "iid")
+    assert (config.training.local_epochs, config.partition.name) == (4, "iid")
     assert config.data.image_size == 224  # as the pretrained network expects
 
 
@@ -109,12 +109,12 @@ def test_a_tables_lines_count_as_images(tmp_path, label, partition, best_by):
     tables = [f"data.table={tmp_path}/train.csv", f"data.test_table={tmp_path}/test.csv"]
     config = config_of("data=image_table", *tables, f"data.label={label}")
     assert (config.partition.name, config.evaluation.best_by) == (partition, best_by)
-    assert (config.data.name, config.federation.rounds) == ("image_table", 24)
+    assert (config.data.name, config.training.local_epochs) == ("image_table", 4)
 
 
 def test_a_limit_makes_many_images_few(photos):
     config = load_config(["preset=adapt", photos(1000), "data.train_limit=999"])
-    assert config.federation.rounds == 24
+    assert config.training.local_epochs == 4
 
 
 def test_class_folders_are_dealt_out_by_class(tmp_path):
@@ -137,14 +137,14 @@ def test_test_images_choose_the_round(tmp_path, test, best_by, limit):
     assert (config.adaptation.name, config.evaluation.keep) == ("norms", "best")
 
 
-@pytest.mark.parametrize(("share", "best_by", "rounds"), [(0.2, "linear", 24), (0.1, "score", 8)])
-def test_images_that_are_held_back_to_test_with_count_as_such(tmp_path, share, best_by, rounds):
+@pytest.mark.parametrize(("share", "best_by", "epochs"), [(0.2, "linear", 4), (0.1, "score", 1)])
+def test_images_that_are_held_back_to_test_with_count_as_such(tmp_path, share, best_by, epochs):
     for name in ("ant", "bee"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(560):
             (tmp_path / "photos" / name / f"{number}.jpg").touch()
     config = config_of(f"data.root={tmp_path / 'photos'}", f"data.test_share={share}")
-    assert (config.evaluation.best_by, config.federation.rounds) == (best_by, rounds)
+    assert (config.evaluation.best_by, config.training.local_epochs) == (best_by, epochs)
 
 
 @pytest.mark.parametrize(("clients", "epochs"), [(10, 1), (11, 4)])
@@ -191,7 +191,7 @@ def test_reasons_are_of_what_was_chosen(photos, caplog):
         config_of(photos(8), "federation.rounds=1")
     (record,) = caplog.records
     assert "federation.rounds" not in record.getMessage()
-    assert "few images" not in record.getMessage() and "dealt out" in record.getMessage()
+    assert "training.local_epochs" in record.getMessage() and "dealt out" in record.getMessage()
 
 
 def test_a_server_without_images_chooses_by_its_clients(tmp_path):
@@ -201,7 +201,7 @@ def test_a_server_without_images_chooses_by_its_clients(tmp_path):
 
 def test_a_servers_own_images_change_nothing_that_only_simulations_read(photos):
     overrides = ["preset=adapt", "federation.min_clients=2", photos(7)]
-    assert load(ServerConfig, overrides, all_read=True).federation.rounds == 24
+    assert load(ServerConfig, overrides, all_read=True).federation.rounds == 8
 
 
 def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):
@@ -213,4 +213,4 @@ def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):
     gpu(1)
     (tmp_path / "photos6" / "7.jpg").touch()
     again = config_of(few, f"resume={run}")
-    assert (again.data.view_size, again.federation.rounds) == (64, 24)
+    assert (again.data.view_size, again.training.local_epochs) == (64, 4)
