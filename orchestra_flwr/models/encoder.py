@@ -210,7 +210,7 @@ def weights_sha256(backbone: Backbone) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(backbone.state_dict().items()):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

@@ -33,7 +33,12 @@ from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.reporting import check_place
 from orchestra_flwr.seeding import numpy_generator, torch_generator
-from orchestra_flwr.training import resolve_device, starting_learner, torch_threads
+from orchestra_flwr.training import (
+    begins_trained,
+    resolve_device,
+    starting_learner,
+    torch_threads,
+)
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
 from orchestra_flwr.use.image_embeddings import fit_channels, opened_images
 from orchestra_flwr.use.label_files import check_enough, check_known, labels_by_folder, read_table
@@ -128,7 +133,7 @@ def _check_start(run: Path, config: Config, backbone: Backbone) -> None:
     """Refuses weights that have changed since the run began with them."""
     summary = run / "summary.json"
     start = read_json(summary).get("start_sha256") if summary.is_file() else None
-    if start not in (None, weights_sha256(backbone)):
+    if begins_trained(config) and start not in (None, weights_sha256(backbone)):
         sources = {"init": config.init, **config.model.first_weights}
         source = next(f"{key}={value}" for key, value in sources.items() if value is not None)
         raise ConfigError(f"before: must be given, the run began with other weights of {source}")
