@@ -10,7 +10,7 @@ def host_of(server: str) -> str:
         ValueError: this is no such address; says what is wrong with it.
     """
     if re.search(r"[\s/@,=?#]", server):
-        raise ValueError(f"server={server}: must be HOST:PORT alone, without https://")
+        raise ValueError(f"server={server}: must be HOST:PORT alone, without http(s)://")
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"server={server or 'null'}: must be HOST:PORT, the server's address")
