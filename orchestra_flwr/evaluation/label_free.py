@@ -104,7 +104,7 @@ def label_free_scores(
     plain: list[Tensor] = []
     augmented: list[Tensor] = []
     with evaluation_mode(backbone), torch.inference_mode():
-        for batch in (batch.to(device) for batch in image_batches(images, batch_size, device)):
+        for batch in (part.to(device) for part in image_batches(images, batch_size, device)):
             view = augment(batch, [recipe], generator).images[0]
             for pixels, made in ((batch / 255, plain), (view, augmented)):
                 made.append(backbone(normalise(pixels, by)).float())

@@ -10,7 +10,7 @@ from orchestra_flwr.models.encoder import (
     encoder_of,
     load_encoder,
     save_encoder,
-    weights_sha256,
+    tensors_sha256,
 )
 from orchestra_flwr.models.features import (
     device_of,
@@ -40,5 +40,5 @@ __all__ = [
     "normalise",
     "recalibrated",
     "save_encoder",
-    "weights_sha256",
+    "tensors_sha256",
 ]

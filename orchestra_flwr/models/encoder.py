@@ -205,7 +205,7 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
 
 
-def weights_sha256(backbone: Backbone) -> str:
+def tensors_sha256(backbone: Backbone) -> str:
     """The SHA-256 of a backbone's tensors and their names, in hexadecimal."""
     digest = hashlib.sha256()
     for name, tensor in sorted(backbone.state_dict().items()):

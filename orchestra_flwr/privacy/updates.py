@@ -145,7 +145,7 @@ def composed_epsilon(
     orders = kinds[0][1]
     sampled = sum(count * divergences for count, _, divergences, _ in kinds)
     unsampled = sum(count * divergences for count, *_, divergences in kinds)
-    return float(min(compute_epsilon(orders, event, delta)[0] for event in (sampled, unsampled)))
+    return float(min(compute_epsilon(orders, total, delta)[0] for total in (sampled, unsampled)))
 
 
 @lru_cache(maxsize=4096)  # half a second each; a run has one for each number of clients there

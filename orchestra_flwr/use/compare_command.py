@@ -27,7 +27,7 @@ from orchestra_flwr.models import (
     encoder_at,
     extract_features,
     recalibrated,
-    weights_sha256,
+    tensors_sha256,
 )
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
@@ -133,7 +133,7 @@ def _check_start(run: Path, config: Config, backbone: Backbone) -> None:
     """Refuses weights that have changed since the run began with them."""
     summary = run / "summary.json"
     start = read_json(summary).get("start_sha256") if summary.is_file() else None
-    if begins_trained(config) and start not in (None, weights_sha256(backbone)):
+    if begins_trained(config) and start not in (None, tensors_sha256(backbone)):
         sources = {"init": config.init, **config.model.first_weights}
         source = next(f"{key}={value}" for key, value in sources.items() if value is not None)
         raise ConfigError(f"before: must be given, the run began with other weights of {source}")

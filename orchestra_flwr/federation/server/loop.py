@@ -46,7 +46,7 @@ from orchestra_flwr.federation.server.run_records import (
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
-from orchestra_flwr.models import Backbone, weights_sha256
+from orchestra_flwr.models import Backbone, tensors_sha256
 from orchestra_flwr.reporting import (
     Progress,
     RoundOutcome,
@@ -297,7 +297,7 @@ class FederationRun:
         if position.drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(position.drawn)
         if not round_.number and begins_trained(self.config):
-            record["start_sha256"] = weights_sha256(self._kept_backbone()[1])
+            record["start_sha256"] = tensors_sha256(self._kept_backbone()[1])
         return record
 
     def _client_done(self, client: str, ok: bool) -> None:

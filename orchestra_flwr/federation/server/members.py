@@ -195,7 +195,7 @@ class ConnectedMembers(Members):
     def all_present(self) -> Mapping[str, int]:
         """As :meth:`present`, with those that refuse to take part."""
         nodes = self.present()  # looks anew who refuses
-        return {**{newcomer.who: node for node, newcomer in self._refused.items()}, **nodes}
+        return {**{refused.who: node for node, refused in self._refused.items()}, **nodes}
 
     def announce(self, frozen: str) -> None:
         """As :meth:`Members.announce`, when they are greeted."""

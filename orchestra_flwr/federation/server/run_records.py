@@ -40,7 +40,7 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
         "server_seconds": report.server_seconds,
     }
     if report.left_out:
-        record["clients"]["left_out"] = [asdict(failure) for failure in report.left_out]
+        record["clients"]["left_out"] = [asdict(value) for value in report.left_out]
     if report.moved and report.moved[-1]:
         record["moved"] = {kind: asdict(moved) for kind, moved in report.moved[-1].items()}
     if measures := with_prefix(report.metrics, "measure/") | report.server_measures:
