@@ -1,10 +1,10 @@
 """Fixtures shared by all tests: tiny configurations and folders that nothing outside sees."""
 
-import copy
 import functools
 import gc
 import importlib
 import os
+import pickle
 import random
 import secrets
 import shutil
@@ -96,8 +96,8 @@ def _conf_is_read_once():
         if {source.path for source in self.sources} != packaged:  # a test may change its own
             return read(self, config_path)
         if config_path not in files:
-            files[config_path] = read(self, config_path)
-        return copy.deepcopy(files[config_path])
+            files[config_path] = pickle.dumps(read(self, config_path))
+        return pickle.loads(files[config_path])  # a quarter of the time of a deep copy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load)

@@ -243,6 +243,7 @@ def test_two_new_runs_do_not_share_a_folder(sim, tmp_path, tiny_overrides):
     assert [p.name for p in (tmp_path / "mine").iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 def test_a_run_ends_well_although_nobody_reads_its_output(tmp_path, tiny_overrides):
     """`run_sim.py ... 2>&- | head -1`."""
     given = [*tiny_overrides, "federation.rounds=1", "run_dir=mine"]

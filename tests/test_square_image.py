@@ -418,12 +418,11 @@ finally:
     ("side", "colour", "depth", "bytes_a_pixel"),
     [
         (3_000, 0, 16, 4),
-        *(  # more pixels than PIL takes without a warning
-            pytest.param(10_000, *x, marks=pytest.mark.slow)
-            for x in [(0, 16, 4), (0, 8, 2), (6, 8, 9), (6, 16, 9)]
-        ),
+        # more pixels than PIL takes without a warning
+        *((10_000, *x) for x in [(0, 16, 4), (0, 8, 2), (6, 8, 9), (6, 16, 9)]),
     ],
 )
+@pytest.mark.slow
 def test_the_memory_of_decoding_is_bounded(
     tmp_path: Path, side: int, colour: int, depth: int, bytes_a_pixel: int
 ):

@@ -97,6 +97,7 @@ def test_requests_are_found_in_pieces_of_bytes():
     assert with_header(one, "flwr-timestamp", "then").endswith(b"hello")
 
 
+@pytest.mark.slow
 def test_a_clock_jumps_in_a_running_process(tmp_path):
     from faults.clock import Clock
 

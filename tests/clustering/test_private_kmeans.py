@@ -264,6 +264,7 @@ def test_counts_get_the_calibrated_noise():
     assert residual.double().var() == pytest.approx(variance, rel=0.03)
 
 
+@pytest.mark.slow
 def test_every_count_of_a_run_has_the_calibrated_noise(monkeypatch):
     points = private_kmeans.rows_on_grid(planted(300, dim=32)[0])
     planes = private_kmeans.random_planes(STRONG.depth, 32, NoiseStream(key()))

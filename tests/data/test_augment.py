@@ -44,7 +44,7 @@ def _same_distribution(ours: Tensor, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("scale", [(0.5, 1.0), (0.08, 1.0), (1.0, 1.0), (0.9, 1.0)])
-@pytest.mark.parametrize("size", [8, 32])
+@pytest.mark.parametrize("size", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_crops_are_drawn_as_by_torchvision(scale: tuple[float, float], size: int):
     torch.manual_seed(11)
     image = torch.empty(3, size, size)

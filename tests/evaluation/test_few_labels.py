@@ -34,6 +34,7 @@ def test_a_probe_sees_as_many_labels_of_every_class(monkeypatch, fraction, each)
     assert found["mean"] == pytest.approx(sum(found["runs"]) / 2)
 
 
+@pytest.mark.slow
 def test_more_labels_are_better():
     bank, queries = clusters(1000, 0), clusters(500, 1)
     one, ten = (probe_accuracies(bank, queries, f, range(3))["mean"] for f in (0.01, 0.1))

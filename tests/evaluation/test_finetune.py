@@ -90,6 +90,7 @@ def test_every_parameter_of_backbone_and_head_is_trained(monkeypatch):
     assert model.head.weight.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_labels_beyond_the_subset_are_not_used():
     images, labels = striped(300)
     chosen = labelled_subset(labels, 0.1, 0)

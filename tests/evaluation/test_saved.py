@@ -90,6 +90,7 @@ def test_each_of_several_encoders_has_a_file_of_its_own(run, command):
     assert files == {"model_0-evaluation/digits.json", "model_1-evaluation/digits.json"}
 
 
+@pytest.mark.slow
 def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
     """As CIFAR-10 to STL-10: an encoder for 32 pixels is judged on larger images."""
     run = tmp_path / "run"

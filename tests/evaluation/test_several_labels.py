@@ -50,6 +50,7 @@ def test_classes_that_cannot_be_learned_or_tested_do_not_count():
         mean_average_precision(train, train_tags, test, test_tags)
 
 
+@pytest.mark.slow
 def test_its_standard_error_is_how_far_other_test_images_move_it():
     train, train_tags = images(200, 0)
     found = [mean_average_precision(train, train_tags, *images(100, n), 1e-2) for n in range(1, 9)]

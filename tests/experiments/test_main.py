@@ -4,6 +4,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
+
 
 def test_the_report_is_a_command(make_run, tmp_path, capsys):
     make_run("one", {"knn": 0.5})
@@ -13,6 +15,7 @@ def test_the_report_is_a_command(make_run, tmp_path, capsys):
     assert (tmp_path / "report.md").is_file()
 
 
+@pytest.mark.slow
 def test_a_report_that_is_stopped_is_one_line(make_run, tmp_path):
     """While it reads records that do not come to an end."""
     records = make_run("one", None) / "metrics.jsonl"

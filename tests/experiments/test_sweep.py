@@ -31,6 +31,7 @@ def folders(tmp_path, tiny_overrides):
     return [tmp_path / row.run for row in plan.rows]
 
 
+@pytest.mark.slow
 def test_a_failed_run_holds_up_no_other(command, tmp_path, folders, capsys):
     base, other = folders
     base.mkdir()

@@ -156,6 +156,7 @@ def test_int8_is_measured_on_the_runs_own_images(exported_run):
 
 
 @needs_onnx
+@pytest.mark.slow
 def test_only_the_encoders_own_size_if_that_is_asked_for(make_run, command):
     import onnxruntime
 
@@ -167,6 +168,7 @@ def test_only_the_encoders_own_size_if_that_is_asked_for(make_run, command):
     assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
 
 
+@pytest.mark.slow
 def test_torchs_own_file_is_loaded_without_this_package(make_run, command, tmp_path):
     run = make_run()
     code, out, err = command(f"run={run}", "format=torch_export", f"folder={tmp_path / 'made'}")

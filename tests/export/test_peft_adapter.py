@@ -36,7 +36,7 @@ def run(folder, weights, *overrides):
     return folder
 
 
-@pytest.mark.parametrize("method", ["simclr", "byol"])
+@pytest.mark.parametrize("method", [pytest.param("simclr", marks=pytest.mark.slow), "byol"])
 def test_peft_makes_the_same_features_of_timms_network(method, weights, tmp_path):
     folder = run(tmp_path / "run", weights, f"method={method}", "federation.rounds=2")
     assert export_main([f"run={folder}", "format=peft"]) == 0
@@ -52,6 +52,7 @@ def test_peft_makes_the_same_features_of_timms_network(method, weights, tmp_path
     assert (features - start).abs().max() > 1e-3  # the adapters do something
 
 
+@pytest.mark.slow
 def test_what_has_no_adapters_of_its_encoder_is_refused_in_a_line(weights, tmp_path, capsys):
     full = run(
         tmp_path / "full", weights, "method=simclr", "federation.rounds=1", "adaptation=head"
@@ -67,6 +68,7 @@ def test_what_has_no_adapters_of_its_encoder_is_refused_in_a_line(weights, tmp_p
     assert "is no run folder, which would have the adapters" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_adapters_of_another_round_than_the_encoder_are_refused(weights, tmp_path, capsys):
     folder = run(tmp_path / "run", weights, "method=simclr", "federation.rounds=1")
     file = folder / "summary.json"

@@ -21,7 +21,11 @@ def saved(folder, name, channels=3, size=32):
 
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
-    [("resnet18", 3, 32), ("resnet18", 1, 48), ("vit_tiny_patch16_224", 3, 48)],
+    [
+        ("resnet18", 3, 32),
+        pytest.param("resnet18", 1, 48, marks=pytest.mark.slow),
+        pytest.param("vit_tiny_patch16_224", 3, 48, marks=pytest.mark.slow),
+    ],
 )
 def test_timm_makes_the_same_features(name, channels, size, tmp_path, capsys):
     timm = pytest.importorskip("timm", reason="needs the extra timm")

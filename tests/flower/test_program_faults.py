@@ -216,7 +216,7 @@ print(len(sent), len(state.msg_store), len(state.object_store))
 )
 
 
-@pytest.mark.parametrize("stored", [1, 4])
+@pytest.mark.parametrize("stored", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_an_answer_that_a_client_did_not_end_is_given_up(stored):
     """Its SuperNode waited for the rest of it for ever: it took no other message, and looked well.
     One that is there whole is sent."""

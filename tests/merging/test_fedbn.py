@@ -33,7 +33,7 @@ def norm_tensors(learner):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", ["convnet", "resnet18"])
+@pytest.mark.parametrize("model", ["convnet", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_all_of_every_batch_norm_is_local_and_all_else_as_ever(tiny, method, model):
     overrides = (f"method={method}", f"model={model}")
     plain = build_learner(tiny(*overrides), 1)

@@ -130,7 +130,9 @@ def test_a_round_trains_all_that_is_trained_and_the_loss_falls(task, epochs, nam
     assert again.losses[falling] < first.losses[falling]
 
 
-@IN_BOTH
+@pytest.mark.parametrize(
+    "task", ["digits", pytest.param("colour", marks=pytest.mark.slow)], indirect=True
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_parameter_that_is_trained_gets_a_gradient_in_each_step(task, name, monkeypatch):
     config, images = task(name)

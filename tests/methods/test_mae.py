@@ -117,6 +117,7 @@ def test_images_are_seen_as_they_are(generator):
     torch.testing.assert_close(view, images / 255, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_it_learns_to_draw_one_image(tiny):
     """A ramp, always the same: what is masked follows from what is seen."""
     config = tiny(*SMALL, "optimizer=adamw", "training.lr=0.003", "training.local_epochs=40")

@@ -178,6 +178,7 @@ def test_server_state_is_the_clustering_of_all_centroids(tiny, generator):
     ).values.mean()
 
 
+@pytest.mark.slow
 def test_what_is_measured_of_the_clusters(tiny, generator):
     """The first centroids have none before them; the same points in the next round stay as put."""
     method = build_method(tiny("clustering.solver=gradient"), 1)
@@ -199,6 +200,7 @@ def test_nothing_is_measured_of_single_batches_beside_privacy(tiny):
     assert build_method(config, 1).train().loss(batch(config)).measures() == {}
 
 
+@pytest.mark.slow
 def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, generator):
     method = build_method(tiny("clustering.solver=gradient"), 1)
     points = {"local_centroids": unit(40, 16, seed=4)}

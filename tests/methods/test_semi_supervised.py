@@ -198,7 +198,13 @@ def test_with_all_labels_hidden_training_is_that_without_labels(tiny, name, weig
         assert result.losses[part] == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "simclr",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "simclr"),
+    ],
+)
 def test_some_labels_teach_the_encoder(tiny, name):
     config = tiny(f"method={name}", "labels.fraction=0.25", "training.lr=0.001")
     ours, result = trained(config, SHOWN)

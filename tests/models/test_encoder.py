@@ -147,6 +147,7 @@ def test_encode_names_a_broken_file(encoder, tmp_path):
         encoder.encode(sorted(tmp_path.iterdir()), batch_size=0)
 
 
+@pytest.mark.slow
 def test_a_graph_can_be_made_of_it():
     """Exporters make one of the encoder: no check may depend on values then."""
     model = ModelConfig(name="vit_tiny", width=48)  # plain layers

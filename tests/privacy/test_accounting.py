@@ -24,7 +24,11 @@ def library_epsilon(mechanism: ClusteringMechanism, rounds: int, grid: float) ->
 
 @pytest.mark.parametrize(
     ("epsilon", "sum_noise", "count_noise"),
-    [(0.8, 3.19, 0.0157), (1, 2.64, 0.0189), (10, 0.417, 0.120)],
+    [
+        pytest.param(0.8, 3.19, 0.0157, marks=pytest.mark.slow),
+        (1, 2.64, 0.0189),
+        pytest.param(10, 0.417, 0.120, marks=pytest.mark.slow),
+    ],
 )
 def test_published_noise(epsilon, sum_noise, count_noise):
     found = calibrate(epsilon, DELTA, 20)
@@ -91,6 +95,7 @@ def test_releases_of_different_noise_add_up_as_the_library_says():
     assert ours < sum(spent({noise: times}, DELTA) for noise, times in releases.items())
 
 
+@pytest.mark.slow
 def test_noise_a_thousand_times_stronger_costs_almost_nothing_beside():
     """Its grid would be too fine to go through; the coarser one rounds up, a little."""
     weak, strong = calibrate(10, DELTA), calibrate(0.01, DELTA)

@@ -61,6 +61,7 @@ def auc(scores):
     return float(np.mean([roc_auc_score(TRUTH, row) for row in scores]))
 
 
+@pytest.mark.slow
 def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
     """One round. The published code uploads features, and lets clusters have one member."""
     rows = features(build_method(tiny("model.projector_dim=64", *EVALUATED), 1), digits)

@@ -136,9 +136,8 @@ def audited_centroids(mechanism: ClusteringMechanism, trials: int = 500) -> floa
     return proven_epsilon(guesses(rows, 0), guesses(without, 10**6), trials)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "alpha"), [pytest.param(0.8, 3.13, marks=pytest.mark.slow), (4, 0.85)]
-)
+@pytest.mark.parametrize(("epsilon", "alpha"), [(0.8, 3.13), (4, 0.85)])
+@pytest.mark.slow
 def test_centroids_give_away_less_than_epsilon(epsilon, alpha):
     promised = ClusteringMechanism(epsilon, DELTA, 3, alpha, 1 / (20 * alpha))
     assert spent({promised: 1}, DELTA) <= epsilon

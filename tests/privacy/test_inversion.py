@@ -79,6 +79,7 @@ def likeness(found, mine, others):
     return float(best.values.mean()), float(-10 * error.log10().mean()), float(other.mean())
 
 
+@pytest.mark.slow
 def test_features_show_the_image_and_centroids_only_a_digit(encode, digits):
     mine, others, public = digits
     features = encode(mine)

@@ -203,7 +203,7 @@ def test_the_account_of_a_round_takes_no_longer_the_more_kinds_of_rounds_there_w
 
     monkeypatch.setattr(RdpAccountant, "compose", counted)
     drawn, each = [], []
-    for clients in range(40, 50):
+    for clients in range(40, 44):
         drawn, before = add_noisy_round(drawn, clients, 4), len(composed)
         composed_epsilon(3.7, drawn, 1e-3)
         each.append(len(composed) - before)

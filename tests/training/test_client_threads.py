@@ -52,13 +52,13 @@ def train(config, client):
     [
         ("orchestra", "true"),
         ("byol", "false"),
-        ("swav", "false"),
-        ("supervised", "false"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("orchestra", "false"),
                 ("mocov2", "false"),
+                ("swav", "false"),
+                ("supervised", "false"),
                 *((name, "true") for name in ("byol", "swav", "mocov2", "supervised")),
             )
         ),

@@ -65,6 +65,7 @@ def test_a_last_batch_that_is_not_full_can_be_left_out(tiny):
     assert train(tiny("training.drop_last=true"), 10)[1].steps == 1  # rather than training nothing
 
 
+@pytest.mark.slow
 def test_the_loss_falls_on_a_client_that_trains_long(tiny):
     digits = torch.from_numpy(load_digits().images[:200, None] * 15).to(torch.uint8)
     config, longer = (tiny("training.lr=0.03", f"training.local_epochs={n}") for n in (1, 15))
@@ -284,7 +285,7 @@ def test_what_a_loss_draws_leaves_the_views_as_they_are(tiny, monkeypatch):
     assert torch.equal(draws[0], torch.rand(5, generator=SEED.generator("loss")))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_optimizer_trains(tiny, precision):
     digits = torch.from_numpy(load_digits().images[:100, None] * 15).to(torch.uint8)
     overrides = ("optimizer=adamw", "training.lr=0.003", f"training.precision={precision}")

@@ -113,6 +113,7 @@ def test_a_run_with_real_clients_is_held_against_its_start_as_well(
     assert rows(served) == rows(simulated) != []
 
 
+@pytest.mark.slow
 def test_a_pretrained_start_is_taken_as_it_was(tiny_overrides, photos, tmp_path, command):
     start = tmp_path / "start"
     assert simulate_main([*tiny_overrides, f"run_dir={start}"]) == 0

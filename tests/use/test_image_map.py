@@ -12,6 +12,7 @@ def blobs(*counts, dim=10):
     return torch.cat([centres[i] + torch.randn(n, dim) for i, n in enumerate(counts)])
 
 
+@pytest.mark.slow
 def test_images_of_one_kind_lie_together():
     positions = place_images(blobs(40, 40), seed=0)
     assert positions.shape == (80, 2) and positions.min() >= 0 and positions.max() <= 1

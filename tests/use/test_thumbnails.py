@@ -33,6 +33,7 @@ def test_every_picture_is_in_its_place():
 
 
 @pytest.mark.parametrize(("budget", "sizes"), [(4_000_000, {128}), (50_000, {48, 64, 80, 96})])
+@pytest.mark.slow
 def test_all_pictures_stay_within_their_bytes(monkeypatch, budget, sizes):
     monkeypatch.setattr("orchestra_flwr.use.thumbnails.BUDGET", budget)
     generator = np.random.default_rng(0)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -67,6 +68,7 @@ def test_zeros_begin_at_random():
     )
 
 
+@pytest.mark.slow
 def test_our_solver_moves_more_similarity_than_the_published_one():
     data = points(120)
     ours = global_clustering(data, torch.zeros(8, 16), generator())

@@ -50,6 +50,7 @@ def test_a_client_of_more_images_than_a_class_has_takes_two_or_more():
     assert largest == pytest.approx(0.49, abs=0.01) and information == pytest.approx(4.39, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_shares_concentration_is_alpha_times_the_prior():
     """E sum q^2 = (alpha / C + 1) / (alpha + 1) for C even classes: .918 here."""
     counts = np.array([_counts(10, 20, 10_000, 0.1, seed)[0] for seed in range(400)])
@@ -78,7 +79,7 @@ def _one_by_one(alpha, left, size, random) -> np.ndarray:
     return taken
 
 
-@pytest.mark.parametrize("concentration", [0.05, 5e-4])
+@pytest.mark.parametrize("concentration", [0.05, pytest.param(5e-4, marks=pytest.mark.slow)])
 def test_a_clients_draw_is_that_of_images_one_by_one(concentration):
     """Also where a class runs out and where shares are too small for a float."""
     alpha, left, random = np.full(12, concentration), np.full(12, 15), np.random.default_rng(1)

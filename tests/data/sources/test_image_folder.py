@@ -469,6 +469,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="the JPEG copy of CIFAR-10 is not here")
+@pytest.mark.slow
 def test_the_real_zip(tmp_path: Path):
     dataset = load_dataset(
         DataConfig(

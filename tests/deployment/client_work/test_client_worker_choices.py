@@ -37,9 +37,9 @@ def assert_same(one, other):
     "overrides",
     [
         ["terms.proximal.weight=0.1"],
-        ["merging=fedbn"],
-        ["server_optimizer=adam"],
-        ["optimizer=adamw"],
+        pytest.param(["merging=fedbn"], marks=pytest.mark.slow),
+        pytest.param(["server_optimizer=adam"], marks=pytest.mark.slow),
+        pytest.param(["optimizer=adamw"], marks=pytest.mark.slow),
         ["method=byol", "merging=fedu", "terms.proximal.weight=0.1", "server_optimizer=yogi"],
         ["merging=fedbn", "federation.wire=int8", "terms.proximal.weight=1"],
     ],

@@ -115,6 +115,7 @@ def start(folder, *arguments, cwd=None, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_start_makes_the_key_at_the_site(keys, security, tmp_path):
     """Then the client starts, which here has no images; its settings end lines as on Windows."""
     empty = tmp_path / "photos"

@@ -7,6 +7,7 @@ from orchestra_flwr.experiments.planning.plan import make_plan
 KNOWN = {"base", "GroupNorm", "GroupNorm, clip 3", "a,b,c", "clip 3"}
 
 
+@pytest.mark.slow
 def test_rows_are_left_out_where_the_paper_has_none():
     plan, _ = make_plan("table2", "paper", seeds=[0])
     variants = {"CIFAR-10": set(), "CIFAR-100": set()}

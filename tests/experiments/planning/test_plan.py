@@ -35,7 +35,11 @@ def test_every_row_composes(name, scale):
 
 @pytest.mark.parametrize(
     ("scale", "clients", "participation", "epochs"),
-    [("paper", "100", "0.5", "10"), ("medium", "50", "0.5", None), ("small", "20", "0.5", "2")],
+    [
+        ("paper", "100", "0.5", "10"),
+        pytest.param("medium", "50", "0.5", None, marks=pytest.mark.slow),
+        ("small", "20", "0.5", "2"),
+    ],
 )
 def test_the_base_is_one_run_for_all_experiments(scale, clients, participation, epochs):
     """With the rate and EMA of Orchestra in the tables of methods."""
@@ -75,6 +79,7 @@ def test_settings_of_the_mutual_information_paper():
 
 
 @pytest.mark.parametrize("one, others", [("mi_table3", ["4"]), ("mi_table5", ["6", "7"])])
+@pytest.mark.slow
 def test_tables_of_other_images_have_the_same_runs_at_the_small_scale(one, others):
     """It has one set of photographs, and a method the same rate in all tables."""
 
@@ -110,6 +115,7 @@ def test_settings_of_the_dec_ssl_paper():
     assert (config.federation.rounds, config.training.local_epochs) == (1, 500)
 
 
+@pytest.mark.slow
 def test_panels_of_dec_ssl_have_the_set_ups_above_them():
     """Figure 8: a and b are BYOL and SimSiam over local epochs; c, as 6 d, is participation."""
     _, configs = make_plan("dec_ssl_figure8", "paper", seeds=[0])
@@ -145,6 +151,7 @@ def test_paths_are_taken_literally(root):
     assert config.data.options["root"] == root
 
 
+@pytest.mark.slow
 def test_the_two_ends_of_user_verification_differ_in_the_split_and_the_term():
     plan, configs = make_plan("mi_pairs", "small", seeds=[0])
     assert len(plan.rows) == 2 * 4
@@ -158,6 +165,7 @@ def test_the_two_ends_of_user_verification_differ_in_the_split_and_the_term():
         assert bool(config.active_terms) == ("UV" in row.values["method"])
 
 
+@pytest.mark.slow
 def test_specloss_compares_as_many_outputs_as_orchestra_has_clusters():
     for name in ("table1", "figure9"):
         plan, configs = make_plan(name, "paper", seeds=[0], only=["f-SpecLoss", "Orchestra"])
@@ -268,6 +276,7 @@ def test_what_an_override_changes_is_not_compared_with_the_paper():
         ("figure9", "method.ema=0.5", {"f-BYOL", "Orchestra"}),
     ],
 )
+@pytest.mark.slow
 def test_an_option_goes_to_the_rows_whose_plugins_have_it(name, option, readers):
     plan, configs = make_plan(name, "small", seeds=[0], extra=["data.root=photos", option])
     having = [row for row in plan.rows if option in row.overrides]

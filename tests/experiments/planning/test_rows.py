@@ -106,6 +106,7 @@ def test_a_rule_follows_its_axis_from_what_an_override_sets():
     assert rate["1.0"] == pytest.approx(0.1 * 2**0.5, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_override_cannot_set_what_is_varied():
     with pytest.raises(
         ConfigError, match=r"training.local_epochs=3: makes .* 1 and 2 the same run"

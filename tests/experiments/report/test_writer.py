@@ -163,7 +163,7 @@ def test_a_damaged_plan_is_named_in_the_report(make_experiment, tmp_path):
     assert "plans/other.json cannot be read" in text and "71.00" in text
 
 
-@pytest.mark.parametrize("key", ["name", "run"])
+@pytest.mark.parametrize("key", ["name", pytest.param("run", marks=pytest.mark.slow)])
 def test_a_strangers_plan_leads_nowhere_else(make_experiment, tmp_path, key):
     """Its pictures would be written, and runs be read, outside of the folder."""
 

@@ -49,6 +49,7 @@ def test_what_is_measured_has_the_largest_batch_and_the_most_views(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.slow
 def test_without_a_gpu_it_says_what_to_give(tiny):
     with pytest.raises(ConfigError, match=r"engine.gpus_per_client: cannot be measured here"):
         measured_share(tiny().to_json())

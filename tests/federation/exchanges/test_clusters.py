@@ -134,6 +134,7 @@ def test_from_one_start_all_stay_in_the_first_cluster(tiny, tmp_path, federate):
     np.testing.assert_array_equal(run.state["models/cluster-1/shared"].numpy(), start)
 
 
+@pytest.mark.slow
 def test_from_the_published_start_nobody_ever_moves(tiny, tmp_path, federate):
     """Features of two starts have nothing in common, so all stay where their numbers put them."""
     _, run = run_of_three(tiny, tmp_path, federate, "exchange.start=random",

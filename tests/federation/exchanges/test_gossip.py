@@ -51,7 +51,8 @@ def fields(state):
 
 
 @pytest.mark.parametrize(
-    ("wire", "tolerance"), [("float32", 1e-6), ("float16", 1e-3), ("int8", 1e-2)]
+    ("wire", "tolerance"),
+    [("float32", 1e-6), pytest.param("float16", 1e-3, marks=pytest.mark.slow), ("int8", 1e-2)],
 )
 def test_models_are_mixed_by_the_matrix_and_their_mean_is_fedavgs(
     gossip, toy, federate, wire, tolerance

@@ -255,10 +255,16 @@ def test_what_client_and_server_remember_decides(moving, federate):
     ("killed", "wire"),
     [
         (3, "int4"),
-        (5, "float32"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((2, "int8"), (3, "int8"), (5, "int8"), (2, "float32"), (3, "float32"))
+            for case in (
+                (2, "int8"),
+                (3, "int8"),
+                (5, "int8"),
+                (2, "float32"),
+                (3, "float32"),
+                (5, "float32"),
+            )
         ),
     ],
 )

@@ -50,7 +50,9 @@ def by_hand(weights, rounds, trains=(True,) * 4):
         ),
     ],
 )
-@pytest.mark.parametrize(("wire", "tolerance"), [("float32", 1e-6), ("int8", 1e-2)])
+@pytest.mark.parametrize(
+    ("wire", "tolerance"), [pytest.param("float32", 1e-6, marks=pytest.mark.slow), ("int8", 1e-2)]
+)
 def test_nodes_train_and_mix_by_the_matrix(toy, federate, overrides, weights, wire, tolerance):
     config = toy(*overrides, "federation.rounds=3", f"federation.wire={wire}")
     run = federate(config, evaluate=False)

@@ -64,14 +64,13 @@ def result(folder):
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(
-            ("evaluation.every=5", "evaluation.keep=best", "method=simclr"), marks=pytest.mark.slow
-        ),
+        (),
+        ("evaluation.every=5", "evaluation.keep=best", "method=simclr"),
         ("evaluation.every=5", "method=byol", "exchange=clusters", "exchange.warm_rounds=1"),
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_it_is_the_run_of_so_many_rounds_and_can_still_go_on(stop, read, tmp_path, overrides):
     folder, line = stop(*overrides, during=3)
     continued, ended = line.partition("continue with: ")[2].split("; or end it there: ")

@@ -39,6 +39,7 @@ def test_a_resnet18_with_orchestras_heads_takes_less_than_11_mib_each_way(genera
     assert 10.5 * MIB < size(pack_state(learner, schemas)) < 11 * MIB
 
 
+@pytest.mark.slow
 def test_an_encoder_learns(tiny, federate):
     """Supervised, whose loss says whether it learns: from 1.7 to 0.9, in float32 as well."""
     config = tiny("method=supervised", "federation.wire=int4", "federation.rounds=4",

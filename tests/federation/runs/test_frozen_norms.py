@@ -89,14 +89,14 @@ def test_every_method_trains_all_but_the_statistics(tiny, tmp_path, federate, en
     "overrides",
     [
         ("method=orchestra", "federation.wire=int8"),
-        ("method=byol", "merging=fedema"),
         *(
-            pytest.param(("method=simclr", *others), marks=pytest.mark.slow)
+            pytest.param(others, marks=pytest.mark.slow)
             for others in (
-                ("federation.wire=int4",),
-                ("federation.weighting=uniform", "privacy.clip=0.5"),
-                ("exchange=clusters", "exchange.warm_rounds=1"),
-                ("terms.alignment.weight=0.1",),
+                ("method=byol", "merging=fedema"),
+                ("method=simclr", "federation.wire=int4"),
+                ("method=simclr", "federation.weighting=uniform", "privacy.clip=0.5"),
+                ("method=simclr", "exchange=clusters", "exchange.warm_rounds=1"),
+                ("method=simclr", "terms.alignment.weight=0.1"),
             )
         ),
     ],
@@ -127,7 +127,7 @@ def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, ove
         assert kept and not any(differ(expected, statistics(s, target)) for s in kept)
 
 
-@pytest.mark.parametrize("method", ["simclr", "orchestra"])
+@pytest.mark.parametrize("method", [pytest.param("simclr", marks=pytest.mark.slow), "orchestra"])
 def test_pretrained_ones_stay_as_loaded_where_nobody_has_set_the_key(
     tiny, tmp_path, weights, method, capsys
 ):
@@ -185,6 +185,7 @@ def test_scores_and_the_saved_encoder_have_them(tiny, tmp_path, federate, weight
         assert not differ(encoder.backbone.state_dict(), begun)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumed_ends_in_the_same_bits(tiny, tmp_path, federate, watched, encoder):
     """It needs the first encoder no more."""
     first = load_file(encoder / "encoder.safetensors")

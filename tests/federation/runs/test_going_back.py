@@ -80,11 +80,11 @@ def test_the_last_three_checkpoints_are_kept(whole):
     ("round_", "overrides"),
     [
         (4, ()),
-        (3, ("merging=fedema", "method=byol", "federation.participation=0.5")),
         (3, ("server_optimizer=adam", "federation.wire=int4")),
         *(
             pytest.param(3, overrides, marks=pytest.mark.slow)
             for overrides in (
+                ("merging=fedema", "method=byol", "federation.participation=0.5"),
                 ("federation.participation=0.5", "clustering=private", "privacy.epsilon=20"),
                 ("training.optimizer_state=keep", "method=simclr"),
                 ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1"),
@@ -186,6 +186,7 @@ def test_killed_while_it_goes_back_it_is_resumed(whole, resumed):
     assert same(before, tensors(folder)) and shown(folder) == records
 
 
+@pytest.mark.slow
 def test_without_links_checkpoints_are_copied(tiny, tmp_path, federate, resumed, monkeypatch):
     def no_links(*args, **kwargs):
         raise OSError(errno.EPERM, "Operation not permitted")

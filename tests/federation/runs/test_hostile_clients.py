@@ -143,7 +143,11 @@ BY_THE_OTHERS = ("1e30", "x1000", "one value", "statistics")  # judged by what t
 
 
 @pytest.mark.parametrize(
-    ("name", "clients"), [*((name, 4) for name in REFUSED), *((name, 2) for name in BY_THE_OTHERS)]
+    ("name", "clients"),
+    [
+        *((name, 4) for name in REFUSED),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in BY_THE_OTHERS),
+    ],
 )
 def test_an_absurd_reply_is_refused_from_the_first_round_on(attacked, without, name, clients):
     """It is named with a figure; all else is as if it had not come."""
@@ -169,14 +173,14 @@ def in_codes(arrays, schema):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1"),
-        ("exchange=tree", "method=simclr"),
         ("federation.wire=int4", "method=simclr"),
         ("merging=fedema",),
-        ("server_optimizer=adam", "method=simclr"),
         *(
             pytest.param(overrides, marks=pytest.mark.slow)
             for overrides in (
+                ("exchange=clusters", "method=simclr", "exchange.warm_rounds=1"),
+                ("exchange=tree", "method=simclr"),
+                ("server_optimizer=adam", "method=simclr"),
                 ("exchange=cycle", "method=simclr"),
                 ("exchange=random", "method=simclr", "exchange.edge=1"),
                 ("federation.wire=float16", "method=simclr"),

@@ -5,7 +5,11 @@ import pytest
 from orchestra_flwr.reporting import RunFolder
 
 
-@pytest.mark.parametrize("rounds", [2, 3], ids=["an evaluated round between", "the end alone"])
+@pytest.mark.parametrize(
+    "rounds",
+    [2, pytest.param(3, marks=pytest.mark.slow)],
+    ids=["an evaluated round between", "the end alone"],
+)
 def test_a_trained_encoder_is_not_called_untrained(tiny, tmp_path, federate, rounds):
     """Nobody evaluated the encoder before training, so there is no gain, and no warning."""
 

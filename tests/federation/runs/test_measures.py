@@ -178,7 +178,7 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     assert own["personal"]["std"] > 0
 
 
-@pytest.mark.parametrize("images", ["original", "shifted"])
+@pytest.mark.parametrize("images", [pytest.param("original", marks=pytest.mark.slow), "shifted"])
 def test_a_clients_own_head_is_fitted_to_images_as_the_client_has_them(config, federate, images):
     """By hand: turned ones, and everybody's probe to turned ones where probes have them."""
     chosen = config("method=simclr", "shift=rotation", "shift.range=90", "shift.bins=1",

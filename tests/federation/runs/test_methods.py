@@ -107,6 +107,7 @@ def test_labels_that_do_not_fit_are_told_before_anything_starts(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_federation_learns_the_labels_of_photos(tiny, tmp_path):
     given = photos(tmp_path / "photos", ant=20, bee=20)
     config = tiny(

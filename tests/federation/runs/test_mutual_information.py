@@ -44,7 +44,8 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("model", ["resnet18", pytest.param("cct", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["resnet18", "cct"])
+@pytest.mark.slow
 def test_a_new_users_path(tmp_path, photos, model, capsys):
     run = tmp_path / "run"
     arguments = ["preset=mutual_information", "data=image_folder", f"data.root={photos}",

@@ -121,7 +121,8 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(config, tmp_path, policy, k
     assert recorded(whole) == recorded(folder)
 
 
-@pytest.mark.parametrize("policy", [POLICIES[1], pytest.param(POLICIES[0], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("policy", [POLICIES[1], POLICIES[0]])
+@pytest.mark.slow
 def test_the_policy_makes_a_difference(config, tmp_path, policy):
     _, stateful = run(config(*policy))
     _, replaced = run(config(f"run_dir={tmp_path / 'replaced'}"))
@@ -135,7 +136,7 @@ def test_the_policy_makes_a_difference(config, tmp_path, policy):
     assert not any("merge" in r for r in replaced.read_metrics())
 
 
-@pytest.mark.parametrize("real", [True, False])
+@pytest.mark.parametrize("real", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_only_real_clients_hear_what_they_were_used_for(federate, watched, tiny, tmp_path, real):
     """One that has lost its records can notice; those of a simulation are the run's own.
 
@@ -265,6 +266,7 @@ def test_without_a_place_it_refuses_to_train(tiny):
 
 
 @pytest.mark.parametrize("method", ["byol", "orchestra"])
+@pytest.mark.slow
 def test_the_papers_cross_silo_run_in_small(tiny, tmp_path, method):
     """Batches of 256 are larger than the memory of 128, where the published code crashes."""
     config = tiny(

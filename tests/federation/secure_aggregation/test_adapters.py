@@ -15,7 +15,7 @@ NETWORK = "test_vit.r160_in1k"  # timm's smallest, for its tests
     ("head",), ("blocks", "adaptation.last=1"), ("norms",), ("lora", "adaptation.rank=2"),
     ("lora", "adaptation.rank=2", "adaptation.alternate=true"),
 ], ids=" ".join)  # fmt: skip
-@pytest.mark.parametrize("network", ["convnet", "timm"])
+@pytest.mark.parametrize("network", ["convnet", pytest.param("timm", marks=pytest.mark.slow)])
 def test_adapters_are_summed_as_they_are_averaged(tiny, federate, adaptation, network):
     """Two of six clients drop out: one before it sends its adapters, one after."""
     name, *options = adaptation

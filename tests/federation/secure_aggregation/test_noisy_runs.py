@@ -60,6 +60,7 @@ def test_the_account_is_of_all_rounds_and_no_drawing_helps(tiny, federate):
     assert "noise.key" not in {path.name for path in run.folder.checkpoint.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(tiny, federate):
     """In whichever order clients answer, and resumed after a round."""
     twice = tiny(*NOISY, "federation.rounds=2")

@@ -89,7 +89,9 @@ def test_masked_vectors_say_nothing_alone_or_subtracted(recorded, updates):
     assert not looks_like_noise(np.round(2**20 * update))  # as it would look without its mask
 
 
-@pytest.mark.parametrize("noise", [(), NOISE], ids=["sums", "noisy sums"])
+@pytest.mark.parametrize(
+    "noise", [pytest.param((), marks=pytest.mark.slow), NOISE], ids=["sums", "noisy sums"]
+)
 def test_two_cohorts_that_differ_by_a_client_give_it_away_but_for_noise(
     recorded, updates, noise, monkeypatch
 ):

@@ -65,7 +65,9 @@ def test_no_more_clients_are_asked_than_a_sum_may_have(tiny, federate, monkeypat
     assert capsys.readouterr().out.count("a round asks 4 clients: no more fit into a sum") == 1
 
 
-@pytest.mark.parametrize(("wire", "apart"), [("float32", 2e-5), ("int8", 5e-3)])
+@pytest.mark.parametrize(
+    ("wire", "apart"), [pytest.param("float32", 2e-5, marks=pytest.mark.slow), ("int8", 5e-3)]
+)
 def test_the_model_is_that_of_a_plain_run(tiny, federate, plain, wire, apart):
     one = federate(tiny(*SECURE, f"federation.wire={wire}"))
     other = plain(client_app, f"federation.wire={wire}")
@@ -278,7 +280,8 @@ def test_private_centroids_go_beside_the_sum(tiny, federate):
 
 
 @pytest.mark.parametrize("more", [
-    ("method=byol",), ("adaptation=norms",), ("server_optimizer=adam",), ("merging=fedbn",),
+    pytest.param(("method=byol",), marks=pytest.mark.slow), ("adaptation=norms",),
+    pytest.param(("server_optimizer=adam",), marks=pytest.mark.slow), ("merging=fedbn",),
     ("terms.verification.weight=1", "terms.verification.rows=fixed"),
 ])  # fmt: skip
 def test_it_works_with_other_choices(tiny, federate, more):

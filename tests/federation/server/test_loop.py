@@ -161,6 +161,7 @@ def test_a_run_leaves_a_complete_folder(config, pictures):
     assert encoder(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, encoder.dim)
 
 
+@pytest.mark.slow
 def test_the_untrained_encoder_is_evaluated_while_workers_start(config, monkeypatch):
     """And with the bits that it has after round 0, which trains nothing."""
     order, asked, scores = [], SimulatedMembers.connected, Evaluator.scores
@@ -211,7 +212,7 @@ def test_two_rounds_are_clients_training_averaging_and_global_clustering(config)
             torch.testing.assert_close(kept[name], tensor, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("wire", ["float16", "int8"])
+@pytest.mark.parametrize("wire", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
 def test_updates_are_added_to_the_servers_own_state(config, wire):
     """By hand again, with fewer bits on the way; messages are a half and a quarter as large.
 
@@ -502,6 +503,7 @@ def test_a_noisy_run_resumed_has_the_same_bits_and_the_same_epsilon(config, tmp_
     assert not any((f.checkpoint / KEY_FILE).exists() for f in (whole, torn, other))
 
 
+@pytest.mark.slow
 def test_beside_private_centroids_noise_protects_an_image(config):
     """What a client's centroids say of it moves other clients' updates."""
     summary, _ = run(config(*PRIVATE, *NOISY, "privacy.total_epsilon=30"))
@@ -520,6 +522,7 @@ def test_noise_in_a_simulation_is_refused_beside_batch_norm(config):
     check_before_images(config("method=simclr", *NOISY[1:], "model.batch_norm=frozen"))
 
 
+@pytest.mark.slow
 def test_a_rogue_client_moves_a_clipped_run_by_its_share(config, tmp_path):
     """Client 2 sends its state with 1000 added everywhere; the mean moves by clip / 4 at most."""
     clip = ("federation.weighting=uniform", "privacy.clip=0.5", "federation.rounds=1")
@@ -593,6 +596,7 @@ def test_all_clients_failing_stops_the_run_with_the_first_error(config):
         run(config("training.lr=1e30", "training.local_epochs=4"))
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(config, tmp_path):
     runs = [run(config(f"seed={s}", f"run_dir={tmp_path / str(s)}"))[1] for s in (0, 1)]
     a, b = (load_encoder(folder.path).backbone.state_dict() for folder in runs)
@@ -651,7 +655,8 @@ def test_a_full_disk_stops_the_run_so_that_it_can_be_resumed(config, monkeypatch
     assert [r["round"] for r in folder.read_metrics()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wire", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.slow
 def test_a_model_that_overflows_is_not_kept_and_the_run_goes_on_from_before(config, tmp_path, wire):
     """The server's steps are too large for what a broken client sends once, in round 2."""
     overrides = (f"federation.wire={wire}", "federation.rounds=3", "evaluation.every=1000",
@@ -717,6 +722,7 @@ def test_private_centroids_are_counted_and_end_with_the_budget(config, tmp_path)
     assert summary["k_anonymity"] is None
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_run_that_was_killed_and_resumed_is_exact(config, tmp_path):
     overrides = (*PRIVATE, "federation.participation=0.5")
     whole_summary, whole = run(config(*overrides))

@@ -136,7 +136,7 @@ def test_updates_of_real_clients_worked_by_hand(federate, real):
     assert run.summary["bytes_down"] == model_bytes * len(grids[0].tasks) > 0
 
 
-@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("wire", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 def test_a_replay_in_a_simulation_has_the_same_bits(federate, real, toy, wire):
     run = federate(real(f"federation.wire={wire}"), grid=PacedGrid, members=Here)
     replay = ("exchange=buffered", f"exchange.replay={run.folder.path}")

@@ -152,6 +152,7 @@ def test_flowers_adam_counts_one_round_too_many():
     assert flowers / ours == pytest.approx(0.744, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_difference_wears_off(state):
     """From equal states, after 1,000 rounds of like updates, one step differs by under 1 %."""
     rng = np.random.default_rng(2)

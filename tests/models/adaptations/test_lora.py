@@ -47,7 +47,13 @@ def trained(config, learner, round_=1):
     return {name.removeprefix("method.") for name in changed}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network",
+    [
+        *("convnet", "vit_tiny", "test_efficientnet"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet18", "test_vit", "skresnet18")),
+    ],
+)
 def test_adapters_alone_are_trained_and_merge_into_the_plain_network(configured, network, tmp_path):
     config = configured(network)
     learner = build_learner(config, 1)
