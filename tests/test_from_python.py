@@ -142,13 +142,13 @@ def test_what_is_wrong_is_one_line_and_nothing_is_run(
 def test_a_preset_is_told_how_many_images_were_passed(
     tiny_overrides, user_package, tmp_path, monkeypatch
 ):
-    """As preset=adapt, whose clients train longer where images are few, on smaller ones if many."""
+    """As preset=adapt, whose clients train on smaller ones if they are many."""
     user_package({"conf/preset/by_number.yaml": """
 # @package _global_
 preset_options:
   rows:
-    - images_a_client_below: 31
-      because: few
+    - images_from: 29
+      because: some
       choose: [federation.rounds=3]
     - images_from: 30
       tests_from: 10

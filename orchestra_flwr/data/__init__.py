@@ -1,7 +1,7 @@
 """Images: sources, their partition over clients, shifts, batches and augmentation."""
 
 from orchestra_flwr.data.augment import PLAIN, SIMCLR, Recipe, Views, augment
-from orchestra_flwr.data.batches import epoch_batches
+from orchestra_flwr.data.batches import epoch_batches, local_epochs
 from orchestra_flwr.data.image_files.class_folders import survey
 from orchestra_flwr.data.images import (
     UNLABELLED,
@@ -45,6 +45,7 @@ __all__ = [
     "limited",
     "limited_dataset",
     "load_dataset",
+    "local_epochs",
     "partition",
     "partition_by_name",
     "shift_images",

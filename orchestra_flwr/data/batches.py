@@ -1,7 +1,11 @@
 """The order in which a client goes through its images."""
 
+import math
+
 import torch
 from torch import Tensor
+
+from orchestra_flwr.config import TrainingConfig
 
 
 def batch_sizes(count: int, batch_size: int, *, drop_last: bool = False) -> list[int]:
@@ -30,6 +34,16 @@ def batch_sizes(count: int, batch_size: int, *, drop_last: bool = False) -> list
     batches = max(1, min((2 * count + batch_size) // (2 * batch_size), count // 2))
     size, more = divmod(count, batches)
     return [size + 1] * more + [size] * (batches - more)
+
+
+def local_epochs(training: TrainingConfig, count: int) -> int:
+    """Epochs of a client's round: `local_epochs`, or more if `min_steps` takes more.
+
+    Args:
+        count: number of the client's images, at least 1.
+    """
+    steps = len(batch_sizes(count, training.batch_size, drop_last=training.drop_last))
+    return max(training.local_epochs, math.ceil(training.min_steps / steps))
 
 
 def epoch_batches(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.config import Config, TrainingConfig
-from orchestra_flwr.data import epoch_batches
+from orchestra_flwr.data import epoch_batches, local_epochs
 from orchestra_flwr.methods import Contributes, Method, Received, release_of, sees_labels
 from orchestra_flwr.models.batch_norm import without_counters
 from orchestra_flwr.models.precision import passes_in
@@ -79,10 +79,11 @@ def train_round(
     if optimizer_state is not None:
         step.optimizer.load_state(optimizer_state)
     training, steps = config.training, 0
+    epochs = local_epochs(training, len(images))
     if training.cuda_graphs and images.is_cuda:
         train_step = CapturedStep(step, batch_of.generators)
-    for epoch, batches in enumerate(_epochs(images, training, seed, training.local_epochs)):
-        step.start_epoch(seed.round, epoch)
+    for epoch, batches in enumerate(_epochs(images, training, seed, epochs)):
+        step.start_epoch(seed.round, epoch, epochs)
         with without_counters(learner):
             for rows in batch_of.in_steps(batches):
                 train_step(rows)

@@ -109,10 +109,9 @@ class LocalStep:
         self._losses: dict[str, Tensor] = {}
         self._measures: dict[str, Tensor] = {}
 
-    def start_epoch(self, round_: int, epoch: int) -> None:
-        """Sets the learning rate of a local epoch, counted from 0, of a round."""
+    def start_epoch(self, round_: int, epoch: int, epochs: int) -> None:
+        """Sets the learning rate of a local epoch, counted from 0, of a round with so many."""
         if isinstance(self.optimizer.lr, Tensor):
-            epochs = self._training.local_epochs
             progress = LocalProgress(round_, self._rounds, epoch, epochs)
             self.optimizer.lr.fill_(self._training.lr * self._schedule.factor(progress))
 

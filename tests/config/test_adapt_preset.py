@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml, load, load_config
+from orchestra_flwr.data import local_epochs
 from orchestra_flwr.deployment.server_config import ServerConfig
 
 pytest.importorskip("timm", reason="needs the extra timm")
@@ -46,7 +47,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert config.model.first_weights == {"model.weights": "pretrained"}
     assert (config.method.name, config.adaptation.name) == ("simclr", "norms")
     assert (config.data.image_size, config.data.view_size) == (224, 64)
-    assert (config.federation.rounds, config.training.local_epochs) == (8, 4)
+    assert (config.federation.rounds, config.training.min_steps) == (8, 4)
     assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
     assert config.partition.name == "iid"  # the default needs labels
     assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
@@ -54,7 +55,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     about = "12 images without labels, 10 clients (federation.clients), no GPU"
     assert line.startswith(f"preset=adapt: for {about}: ")
     assert line.count("where all weights lost") == 1
-    assert "training.local_epochs=4" in line and "clients of few images take few steps" in line
+    assert "training.min_steps=4" in line and "clients of few images take few steps" in line
 
 
 @pytest.mark.parametrize("plugins", ["plugins=[my_package]", "plugins=my_package"])
@@ -71,7 +72,7 @@ class Mine(Source):
         raise NotImplementedError
 """})  # fmt: skip
     config = load_config(["preset=adapt", plugins, "data=mine"])
-    assert (config.training.local_epochs, config.partition.name) == (4, "iid")
+    assert (config.training.min_steps, config.partition.name) == (4, "iid")
     assert config.data.image_size == 224  # as the pretrained network expects
 
 
@@ -103,18 +104,17 @@ def test_other_images_have_the_size_of_a_machine_without_a_gpu(gpu):
     [("label", "dirichlet", "linear"), ("name", "iid", "score"), ("null", "iid", "score")],
 )
 def test_a_tables_lines_count_as_images(tmp_path, label, partition, best_by):
-    for name, count in (("train", 999), ("test", 200)):
+    for name, count in (("train", 20_000), ("test", 200)):
         lines = [f"{number}.jpg,{number % 2}," for number in range(count)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["file,label,name", *lines]))
     tables = [f"data.table={tmp_path}/train.csv", f"data.test_table={tmp_path}/test.csv"]
     config = config_of("data=image_table", *tables, f"data.label={label}")
     assert (config.partition.name, config.evaluation.best_by) == (partition, best_by)
-    assert (config.data.name, config.training.local_epochs) == ("image_table", 4)
-
-
-def test_a_limit_makes_many_images_few(photos):
-    config = load_config(["preset=adapt", photos(1000), "data.train_limit=999"])
-    assert config.training.local_epochs == 4
+    assert (config.data.name, config.data.image_size) == ("image_table", 128)
+    limited = config_of(
+        "data=image_table", *tables, f"data.label={label}", "data.train_limit=19999"
+    )
+    assert limited.data.image_size == 224
 
 
 def test_class_folders_are_dealt_out_by_class(tmp_path):
@@ -137,25 +137,22 @@ def test_test_images_choose_the_round(tmp_path, test, best_by, limit):
     assert (config.adaptation.name, config.evaluation.keep) == ("norms", "best")
 
 
-@pytest.mark.parametrize(("share", "best_by", "epochs"), [(0.2, "linear", 4), (0.1, "score", 1)])
-def test_images_that_are_held_back_to_test_with_count_as_such(tmp_path, share, best_by, epochs):
+@pytest.mark.parametrize(("share", "best_by"), [(0.2, "linear"), (0.1, "score")])
+def test_images_that_are_held_back_to_test_with_count_as_such(tmp_path, share, best_by):
     for name in ("ant", "bee"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(560):
             (tmp_path / "photos" / name / f"{number}.jpg").touch()
     config = config_of(f"data.root={tmp_path / 'photos'}", f"data.test_share={share}")
-    assert (config.evaluation.best_by, config.training.local_epochs) == (best_by, epochs)
+    assert config.evaluation.best_by == best_by
 
 
-@pytest.mark.parametrize(("clients", "epochs"), [(10, 1), (11, 4)])
-def test_clients_of_few_images_train_for_more_epochs(photos, clients, epochs):
-    config = config_of(photos(1000), f"federation.clients={clients}")
-    assert (config.training.local_epochs, config.federation.rounds) == (epochs, 8)
-
-
-def test_a_servers_own_images_say_nothing_of_its_clients(photos):
-    overrides = ["preset=adapt", "federation.min_clients=11", photos(1000)]
-    assert load(ServerConfig, overrides, all_read=True).training.local_epochs == 1
+def test_clients_of_few_images_train_for_more_epochs(photos):
+    """Simulated and real ones alike: each client knows how many it has."""
+    simulated = config_of(photos(1000)).training
+    real = load(ServerConfig, ["preset=adapt", "federation.min_clients=2"], all_read=True).training
+    for training in (simulated, real):
+        assert [local_epochs(training, count) for count in (40, 64, 200)] == [4, 2, 1]
 
 
 def test_many_clients_send_few_bits(photos):
@@ -213,4 +210,4 @@ def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):
     gpu(1)
     (tmp_path / "photos6" / "7.jpg").touch()
     again = config_of(few, f"resume={run}")
-    assert (again.data.view_size, again.training.local_epochs) == (64, 4)
+    assert (again.data.view_size, again.training.min_steps) == (64, 4)

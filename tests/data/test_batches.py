@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from orchestra_flwr.data import epoch_batches
+from orchestra_flwr.data import epoch_batches, local_epochs
 
 
 def _generator(seed: int = 0) -> torch.Generator:
@@ -66,3 +66,18 @@ def test_a_last_batch_that_is_not_full_can_be_left_out(count, sizes, generator):
     assert [len(batch) for batch in batches] == sizes
     if count > 1:
         assert len(torch.cat(batches).unique()) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("count", "fewest", "epochs"),
+    [(1, 7, 7), (16, 7, 7), (32, 7, 4), (64, 7, 3), (200, 7, 3), (200, 40, 4), (32, 1, 3)],
+)
+def test_few_images_are_gone_through_until_the_steps_suffice(tiny, count, fewest, epochs):
+    """In batches of 16, and never fewer than 3 times."""
+    training = tiny("training.local_epochs=3", f"training.min_steps={fewest}").training
+    assert local_epochs(training, count) == epochs
+
+
+def test_steps_without_the_last_images_are_counted_as_such(tiny):
+    training = tiny("training.drop_last=true", "training.min_steps=4").training
+    assert local_epochs(training, 31) == 4  # one step of 16, where two would take 31

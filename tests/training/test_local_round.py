@@ -65,6 +65,18 @@ def test_a_last_batch_that_is_not_full_can_be_left_out(tiny):
     assert train(tiny("training.drop_last=true"), 10)[1].steps == 1  # rather than training nothing
 
 
+@pytest.mark.parametrize("schedule", ["constant", "steps"])
+def test_steps_that_an_epoch_lacks_are_made_in_more_of_them(tiny, schedule):
+    """And rates change as in so many epochs."""
+    chosen = [f"schedule={schedule}", "federation.rounds=1", "training.lr=0.1"]
+    few, result = train(tiny(*chosen, "training.min_steps=8"))  # an epoch has three
+    more, expected = train(tiny(*chosen, "training.local_epochs=3"))
+    assert result.steps == expected.steps == 9
+    for name, tensor in shared(more).items():
+        assert torch.equal(tensor, shared(few)[name])
+    assert train(tiny(*chosen, "training.min_steps=3"))[1].steps == 3
+
+
 @pytest.mark.slow
 def test_the_loss_falls_on_a_client_that_trains_long(tiny):
     digits = torch.from_numpy(load_digits().images[:200, None] * 15).to(torch.uint8)

@@ -4,7 +4,6 @@ The table is in the preset's own file, as `preset_options.rows`.
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,8 +54,6 @@ def chosen_by_data(
     facts = _facts(values)
     if not isinstance(facts["clients"], int | float):
         return []  # the run itself will say what is wrong
-    if "images" in facts and not section.is_foreign("partition"):  # else they are the server's own
-        facts["images_a_client"] = facts["images"] / max(1, facts["clients"])
     fitting = [row for row in rows if _fits(row, facts)]
     chosen = unsaid([line for row in fitting for line in row["choose"]])
     written = [str(line.input_line) for line in chosen.values()]
@@ -111,10 +108,8 @@ def _has_gpu(device: str) -> bool:
 
 
 def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    few = row.get("images_a_client_below")
     return (
-        (few is None or facts.get("images_a_client", math.inf) < few)
-        and facts.get("images", 0) >= row.get("images_from", 0)
+        facts.get("images", 0) >= row.get("images_from", 0)
         and facts["clients"] >= row.get("clients_from", 0)
         and facts.get("tests", 0) >= row.get("tests_from", 0)
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)

@@ -6,6 +6,7 @@ from contextlib import suppress
 import torch
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data import local_epochs
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.methods import Received, Role, labels_for
 from orchestra_flwr.seeding import ClientSeed
@@ -29,7 +30,9 @@ def train_a_batch(config: Config, population: Population, count: int) -> float:
     labels = labels_for(config, population.dataset.train)
     learner = build_learner(config, images.shape[1]).to(images.device)
     state = {n: t.clone() for role in Role for n, t in learner.state(role).items()}
-    once = config.training.model_copy(update={"local_epochs": 1, "drop_last": False})
+    once = config.training.model_copy(
+        update={"local_epochs": 1, "min_steps": 1, "drop_last": False}
+    )
     began = time.perf_counter()
     train_round(
         learner,
@@ -51,8 +54,10 @@ def core_seconds(config: Config, population: Population) -> float | None:
     engine, federation = config.engine, config.federation
     if engine.plugin.is_remote(engine.settings) or resolve_device(config.device).type != "cpu":
         return None
-    images = sum(map(len, population.parts.values()))
-    passes = images * federation.participation * federation.rounds * config.training.local_epochs
+    counts = [len(part) for part in population.parts.values()]
+    images = sum(counts)
+    in_epochs = sum(count * local_epochs(config.training, count) for count in counts)
+    passes = in_epochs * federation.participation * federation.rounds
     if passes * config.data.view_size**2 < SHORT:
         return None
     with (

@@ -9,6 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.data import local_epochs
 from orchestra_flwr.federation.clocks import Device
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
@@ -91,7 +92,8 @@ class Timeline:
             trains: whether it trains, or looks at each image once and sends no state.
         """
         device = self.devices[client]
-        images = self.images[client] * (self.config.training.local_epochs if trains else 1)
+        images = self.images[client]
+        images *= local_epochs(self.config.training, images) if trains else 1
         seconds = models * self._down / device.down + images / device.images_per_second
         seconds += (self._rows + self._up * trains) / device.up
         return device.end(max(self.now, self._busy.get(client, 0.0)), seconds)

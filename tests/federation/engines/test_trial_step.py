@@ -35,6 +35,14 @@ def test_it_is_the_time_of_an_image_times_those_of_all_rounds(long, monkeypatch,
     assert tried == [count for count in counts for _ in range(2)]
 
 
+def test_more_epochs_of_clients_with_few_images_count(long, monkeypatch):
+    monkeypatch.setattr(trial_step, "train_a_batch", lambda config, population, count: count)
+    few, enough = long("training.local_epochs=2"), long("training.min_steps=12")
+    once = core_seconds(few, load_population(few))
+    more = core_seconds(enough, load_population(enough))  # an epoch of 30 images has two steps
+    assert more == pytest.approx(3 * once)
+
+
 def test_what_is_done_once_an_image_counts_once(long, monkeypatch):
     """A teacher's features of an image: .5 s, where a pass of the student takes .01."""
     config, described = long(), set()

@@ -26,6 +26,13 @@ def test_who_still_works_ends_that_before_it_begins_again(timeline):
     assert timeline.end("b", trains=True) == pytest.approx(20, abs=1e-3)
 
 
+def test_few_images_take_as_long_as_their_epochs(timeline):
+    training = timeline.config.training.model_copy(update={"min_steps": 3})
+    timeline.config = timeline.config.model_copy(update={"training": training})
+    assert timeline.end("a", trains=True) == pytest.approx(30, abs=1e-3)
+    assert timeline.end("a", trains=False) == pytest.approx(10, abs=1e-3)
+
+
 def test_who_is_at_work_and_there_is_busy(timeline):
     timeline.load_state({**timeline.state(), "busy": {"a": 7.0, "b": DAY}})
     assert timeline.free(IMAGES) == ["a"] and timeline.now == 7
