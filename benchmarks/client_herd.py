@@ -92,7 +92,7 @@ class Link:
 
 
 def _identifiers(tree: ObjectTree) -> list[str]:
-    return [node.object_id for node in iterate_object_tree(tree)]
+    return [part.object_id for part in iterate_object_tree(tree)]
 
 
 def live(name: str, arguments: argparse.Namespace) -> None:
