@@ -105,15 +105,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=30)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # for all of them, as in a client's round
-    device = resolve_device(given.device)
-    seconds = in_turns(contenders(device), given.rounds)
+    device = resolve_device(arguments.device)
+    seconds = in_turns(contenders(device), arguments.rounds)
     base = seconds["published (PIL)"]
     table(
         ("augmentation", "ms a batch", "ratio"),
-        [(name, f"{1e3 * each:.2f}", f"{base / each:.1f}") for name, each in seconds.items()],
+        [
+            (name, f"{1e3 * duration:.2f}", f"{base / duration:.1f}")
+            for name, duration in seconds.items()
+        ],
     )
     on_gpu = device.type == "cuda"
     figure = (
@@ -125,8 +128,8 @@ def main() -> None:
         "augmentation_gpu" if on_gpu else "augmentation",
         {
             **figure,
-            "ms": {name: 1e3 * each for name, each in seconds.items()},
-            "threads": given.threads,
+            "ms": {name: 1e3 * duration for name, duration in seconds.items()},
+            "threads": arguments.threads,
         },
     )
 

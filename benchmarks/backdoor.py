@@ -44,11 +44,11 @@ def success(run: Path) -> tuple[str, float, float]:
                 knn_accuracy(
                     bank,
                     train.labels,
-                    extract_features(encoder, each, BATCH),
-                    target.expand(len(each)),
+                    extract_features(encoder, inputs, BATCH),
+                    target.expand(len(inputs)),
                     k=voters(config.evaluation.knn_k, len(bank)),
                 )
-                for each in (images, patched)
+                for inputs in (images, patched)
             ]
         )
     without, with_patch = max(shares, key=lambda both: both[1] - both[0])
@@ -67,13 +67,13 @@ def is_backdoored(run: Path) -> bool:
 
 def main(folders: list[str]) -> None:
     """Prints a line for each setting, with mean and standard deviation over its runs."""
-    found = defaultdict(list)
+    by_setting = defaultdict(list)
     for folder in map(Path, folders):
         if (folder / SUMMARY).is_file() and is_backdoored(folder):
             name, *shares = success(folder)
-            found[name].append(shares)
+            by_setting[name].append(shares)
     print("setting: as they are -> with the patch, % taken for the attacker's class")
-    for name, runs in sorted(found.items()):
+    for name, runs in sorted(by_setting.items()):
         columns = torch.tensor(runs).T.mul(100).tolist()
         texts = [f"{mean(c):.1f} ± {stdev(c) if len(c) > 1 else 0:.1f}" for c in columns]
         print(f"{name}: {texts[0]} -> {texts[1]}  ({len(runs)} runs)")

@@ -69,14 +69,14 @@ def cells(results: Path = RESULTS) -> list[Cell]:
     Raises:
         KeyError: a table or a row that is not there.
     """
-    found: list[Cell] = []
+    named_cells: list[Cell] = []
     for entry in yaml.safe_load((results / "figures.yaml").read_text()):
         rows = _table(results / entry["page"], entry["heading"], entry.get("table", 1))
         runs = _Runs(results / "medium")
         place = (entry["page"], entry["heading"])
         for label, printed, recorded in _claims(entry, rows, runs):
-            found.append(Cell(*place, label, printed, tuple(recorded)))
-    return found
+            named_cells.append(Cell(*place, label, printed, tuple(recorded)))
+    return named_cells
 
 
 def _claims(
@@ -120,10 +120,10 @@ class _Runs:
             for record in RunFolder(self.folder / name).read_metrics():
                 if record["round"] == round_ and (scores := record.get("scores")):
                     summary = self.folder / name / "summary.json"  # not of a run that was stopped
-                    kept = (
+                    backbone = (
                         read_json(summary)["backbone"] if summary.exists() else next(iter(scores))
                     )
-                    return [100 * scores[kept][key] for key in ("knn", "linear")]
+                    return [100 * scores[backbone][key] for key in ("knn", "linear")]
         return []
 
 
@@ -156,18 +156,20 @@ def _is_row(line: str) -> bool:
 def main(arguments: list[str]) -> int:
     """Checks cells that are drawn at random, or all."""
     options = dict(argument.split("=", 1) for argument in arguments)
-    found = cells()
+    to_check = cells()
     count = options.get("count", "30")
     if count != "all":
-        found = random.Random(options.get("seed")).sample(found, min(int(count), len(found)))
+        to_check = random.Random(options.get("seed")).sample(
+            to_check, min(int(count), len(to_check))
+        )
     wrong = 0
-    for cell in found:
+    for cell in to_check:
         wrong += not cell.is_right
         recorded = " / ".join(f"{value:.2f}" for value in cell.recorded) or "no record"
         sign = "ok   " if cell.is_right else "WRONG"
         place = f"{cell.page}, {cell.heading}, {cell.label}"
         print(f"{sign} {place}: {cell.printed} (record {recorded})")
-    print(f"{len(found)} cells, {wrong} wrong")
+    print(f"{len(to_check)} cells, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -65,7 +65,7 @@ class Link:
             return None
         head, tree = received
         run = head.metadata.run_id
-        contents = {each: self._object(run, each) for each in _identifiers(tree)}
+        contents = {identifier: self._object(run, identifier) for identifier in _identifiers(tree)}
         self._confirm(run, head.metadata.message_id)
         message: Any = inflate_object_from_contents(tree.object_id, contents)
         message.metadata.__dict__["_message_id"] = tree.object_id
@@ -92,7 +92,7 @@ class Link:
 
 
 def _identifiers(tree: ObjectTree) -> list[str]:
-    return [each.object_id for each in iterate_object_tree(tree)]
+    return [part.object_id for part in iterate_object_tree(tree)]
 
 
 def live(name: str, arguments: argparse.Namespace) -> None:

@@ -66,29 +66,29 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=Path("outputs/demo-methods"))
     parser.add_argument("overrides", nargs="*", help="of all runs, after --")
-    given = parser.parse_args()
-    common, pairs, results, rows = [*ONE_CORE, *given.overrides], below_minimum(), {}, []
-    for method in given.methods:
+    arguments = parser.parse_args()
+    common, pairs, results, rows = [*ONE_CORE, *arguments.overrides], below_minimum(), {}, []
+    for method in arguments.methods:
         tried = {
             rate: run(
-                given.folder / f"{method}-below_minimum-{rate}",
+                arguments.folder / f"{method}-below_minimum-{rate}",
                 [*LIKE_THE_DEMO, f"method={method}", f"training.lr={rate}",
                  "federation.rounds=8", *common],
                 pairs,
             )
-            for rate in given.rates
+            for rate in arguments.rates
         }  # fmt: skip
         best = max(tried, key=lambda rate: tried[rate]["linear"])
-        found = [
+        accuracies = [
             run(
-                given.folder / f"{method}-{best}-{seed}",
+                arguments.folder / f"{method}-{best}-{seed}",
                 [f"method={method}", f"training.lr={best}", f"seed={seed}", *common],
             )
-            for seed in given.seeds
+            for seed in arguments.seeds
         ]
-        results[method] = {"below_minimum": tried, "rate": best, "seeds": found}
-        means = [f"{mean(each[key] for each in found):.1f}" for key in ("knn", "linear")]
-        rows.append((method, best, *means, ", ".join(map(str, given.seeds))))
+        results[method] = {"below_minimum": tried, "rate": best, "seeds": accuracies}
+        means = [f"{mean(scores[key] for scores in accuracies):.1f}" for key in ("knn", "linear")]
+        rows.append((method, best, *means, ", ".join(map(str, arguments.seeds))))
         write("demo_methods", {"methods": results})
     table(("method", "learning rate", "kNN", "linear probe", "seeds"), rows)
 

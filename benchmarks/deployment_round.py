@@ -87,9 +87,9 @@ def measure(folder: Path, name: str, model: list[str], rounds: int, tls: bool) -
         if server.wait():
             raise SystemExit(f"{name}: the federation failed")
     finally:
-        for each in clients:
-            each.terminate()
-            each.wait()
+        for client in clients:
+            client.terminate()
+            client.wait()
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = records[1:]
     seconds = [record["seconds"] for record in trained]

@@ -25,8 +25,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--width", type=int, default=64)
-    given = parser.parse_args()
-    config = load_config(["data=cifar10", "model=resnet18", f"model.width={given.width}"])
+    arguments = parser.parse_args()
+    config = load_config(["data=cifar10", "model=resnet18", f"model.width={arguments.width}"])
     encoder = Encoder(EncoderSpec.of(config), build_backbone(config.model, 3)).eval()
     images = client_images(config, TRAIN + TEST)
     labels = torch.arange(TRAIN + TEST) % CLASSES
@@ -49,16 +49,16 @@ def main() -> None:
             config=settings,
             augmentation=config.data.augmentation,
         )
-    seconds = in_turns(tasks, given.rounds, warm_up=1)
+    seconds = in_turns(tasks, arguments.rounds, warm_up=1)
     ratios = {
-        each: seconds[f"evaluation, {each}"] / seconds[f"passes, {each}"] for each in precisions
+        dtype: seconds[f"evaluation, {dtype}"] / seconds[f"passes, {dtype}"] for dtype in precisions
     }
     table(
         ("precision", "s of the passes", "s of the evaluation", "ratio"),
         [
-            (each, f"{seconds[f'passes, {each}']:.2f}", f"{seconds[f'evaluation, {each}']:.2f}",
-             f"{ratios[each]:.2f}")
-            for each in precisions
+            (dtype, f"{seconds[f'passes, {dtype}']:.2f}", f"{seconds[f'evaluation, {dtype}']:.2f}",
+             f"{ratios[dtype]:.2f}")
+            for dtype in precisions
         ],
     )  # fmt: skip
     write("evaluation_share", {"seconds": seconds, "evaluation_ratio": ratios[precisions[-1]]})

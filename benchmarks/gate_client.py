@@ -176,9 +176,9 @@ def measure(rounds: int) -> None:
     rows: list[tuple[object, ...]] = []
     for case, by_name in result.items():
         base = by_name["as it is"]["ms"]
-        for name, found in by_name.items():
+        for name, medians in by_name.items():
             rows.append(
-                (case, name, found["ms"], f"{found['ms'] / base:.2f}", found["gate_cpu_ms"])
+                (case, name, medians["ms"], f"{medians['ms'] / base:.2f}", medians["gate_cpu_ms"])
             )
     table(("request", "client", "ms", "ratio", "gate's processor ms"), rows)
     write("gate_client", result)

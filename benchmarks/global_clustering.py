@@ -34,7 +34,7 @@ def kinds() -> dict[str, Tensor]:
     noise = torch.randn(N, DIM, generator=generator(2))
     flat = torch.randn(N, 20, generator=generator(3)) @ torch.randn(20, DIM, generator=generator(4))
     points = {"around 160 directions": true[chosen] + 0.8 * noise, "noise": noise, "flat": flat}
-    return {name: F.normalize(each, dim=1) for name, each in points.items()}
+    return {name: F.normalize(rows, dim=1) for name, rows in points.items()}
 
 
 def objective(points: Tensor, centroids: Tensor) -> float:

@@ -58,7 +58,7 @@ def measured(folder: Path, root: Path, clients: int, method: list[str]) -> dict[
     """The largest ratio in all rounds, of weights and of statistics, and the replies dropped."""
     overrides = [f"data.root={root}", f"federation.clients={clients}", f"run_dir={folder}"]
     result = simulate([*COMMON, *overrides, *method])
-    records = [each.record for each in result.metrics if "moved" in each.record]
+    records = [round_.record for round_ in result.metrics if "moved" in round_.record]
     ratios = {
         kind: max(r["moved"][kind]["largest"] / r["moved"][kind]["median"] for r in records)
         for kind in ("weights", "statistics")
@@ -74,8 +74,8 @@ def main() -> None:
             save(root, clients)
             for method, overrides in METHODS.items():
                 folder = Path(name) / f"run {len(rows)}"
-                found = measured(folder, root, len(clients), overrides)
-                rows.append({"population": population, "method": method, **found})
+                figures = measured(folder, root, len(clients), overrides)
+                rows.append({"population": population, "method": method, **figures})
                 print(rows[-1], flush=True)
     shown = ("population", "method", "weights", "statistics", "dropped")
     table(shown, [tuple(f"{row[k]:.3g}" if k in shown[2:] else row[k] for k in shown)

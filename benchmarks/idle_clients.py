@@ -87,7 +87,7 @@ class Clock(Progress):
             name: [after[name] - before[name] for before, after in pairs]
             for name in ("wall", "server_cpu", "all_cpu")
         }
-        readings |= {name: [each[name] for each in self.readings] for name in MEMORY}
+        readings |= {name: [reading[name] for reading in self.readings] for name in MEMORY}
         readings["rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         return readings
 

@@ -18,8 +18,8 @@ def scores_of_one(
     self: Evaluator, method: Method, *, untrained: bool = False, kept_only: bool = False
 ) -> Scores | None:
     """The kept backbone's, as it is; in the summary they stand for the others as well."""
-    found = all_scores(self, method, kept_only=True)
-    return found and dict.fromkeys(method.backbones(), *found.values())
+    backbone_scores = all_scores(self, method, kept_only=True)
+    return backbone_scores and dict.fromkeys(method.backbones(), *backbone_scores.values())
 
 
 if __name__ == "__main__":

@@ -45,10 +45,10 @@ def points_of(run: Path) -> Iterator[Point]:
     """The evaluated rounds of a run, of the backbone that is saved."""
     summary = read_json(run / "summary.json")
     for record in RunFolder(run).read_metrics():
-        own = (record.get("scores") or {}).get(summary["backbone"]) or {}
+        of_backbone = (record.get("scores") or {}).get(summary["backbone"]) or {}
         of_clients = record.get("unsupervised") or {}
-        scores = {**own, **{CLIENTS + name: value for name, value in of_clients.items()}}
-        if "linear" in own:
+        scores = {**of_backbone, **{CLIENTS + name: value for name, value in of_clients.items()}}
+        if "linear" in of_backbone:
             numbers = {k: v for k, v in flat(scores).items() if isinstance(v, float)}
             yield Point(run.name, run.name.partition("-")[0], record["round"], numbers)
 
@@ -68,8 +68,8 @@ def mean_correlation(
     groups = defaultdict(list)
     for point in points:
         groups[getattr(point, by)].append(point)
-    found = [correlation(group, score, labelled) for group in groups.values()]
-    known = [each for each in found if each is not None]
+    correlations = [correlation(group, score, labelled) for group in groups.values()]
+    known = [value for value in correlations if value is not None]
     return (mean(known), len(known)) if known else None
 
 

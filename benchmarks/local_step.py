@@ -72,12 +72,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of one measurement (4; a GPU: 310, a round's)")
     parser.add_argument("--rounds", type=int, default=7, help="measurements; the median counts")
     parser.add_argument("--model", default="resnet18")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    device = resolve_device(given.device)
-    steps = given.steps or (310 if device.type == "cuda" else 4)
-    fixed = ["data=cifar10", f"model={given.model}", "training.local_epochs=1"]
+    device = resolve_device(arguments.device)
+    steps = arguments.steps or (310 if device.type == "cuda" else 4)
+    fixed = ["data=cifar10", f"model={arguments.model}", "training.local_epochs=1"]
     config = load_config(fixed)
     images = client_images(config, steps * config.training.batch_size)
     published = PublishedClient(method(config, device), images, config)
@@ -86,8 +86,10 @@ def main() -> None:
     }
     for name, overrides in recipes(device).items():
         tasks[name] = ours(load_config([*fixed, *overrides]), images.to(device))
-    seconds = {name: each / steps for name, each in in_turns(tasks, given.rounds).items()}
-    ratios = {name: seconds["published"] / each for name, each in seconds.items()}
+    seconds = {
+        name: duration / steps for name, duration in in_turns(tasks, arguments.rounds).items()
+    }
+    ratios = {name: seconds["published"] / duration for name, duration in seconds.items()}
     flops = step_flops(published)
     peaks = {
         name: fastest_product(getattr(torch, name), device)
@@ -98,9 +100,9 @@ def main() -> None:
     table(
         ("recipe", "images / s", "ms / step", "ratio", "ceiling"),
         [
-            (name, f"{config.training.batch_size / each:.1f}", f"{1e3 * each:.1f}",
+            (name, f"{config.training.batch_size / duration:.1f}", f"{1e3 * duration:.1f}",
              f"{ratios[name]:.2f}", f"{ceilings[name]:.2f}" if name in ceilings else "")
-            for name, each in seconds.items()
+            for name, duration in seconds.items()
         ],
     )  # fmt: skip
     speeds = ", ".join(f"{name} {peak / 1e9:.0f}" for name, peak in peaks.items())
@@ -115,10 +117,10 @@ def main() -> None:
         "local_step_gpu" if on_gpu else "local_step",
         {
             "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-            "model": given.model,
-            "threads": given.threads,
+            "model": arguments.model,
+            "threads": arguments.threads,
             "steps": steps,
-            "step_ms": {name: 1e3 * each for name, each in seconds.items()},
+            "step_ms": {name: 1e3 * duration for name, duration in seconds.items()},
             "ratios": ratios,
             "step_gflop": flops / 1e9,
             "product_gflop_per_s": {name: peak / 1e9 for name, peak in peaks.items()},

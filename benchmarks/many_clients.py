@@ -73,7 +73,7 @@ class Server:
 def _tree(pid: int) -> list[int]:
     """A process and all that it has started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in children for each in _tree(int(child)))]
+    return [pid, *(descendant for child in children for descendant in _tree(int(child)))]
 
 
 def measure(folder: Path, count: int) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     figure = new_figure(13, 3.6)
     for panel, (title, keys) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         for key, colour in zip(keys, COLOURS, strict=False):
-            points = [(each["clients"], each[key]) for each in results]
+            points = [(result["clients"], result[key]) for result in results]
             panel.plot(*zip(*points, strict=True), "o-", color=colour, label=names.get(key, key))
         panel.set_title(title)
         style_axes(panel)

@@ -118,7 +118,7 @@ def measure(side: str, rounds: int) -> dict[str, Any]:
 
 def figures(results: list[dict[str, Any]], side: str) -> dict[str, float]:
     """Medians of one side over all rounds of all repetitions; the worst memory."""
-    runs = [each for each in results if each["side"] == side]
+    runs = [result for result in results if result["side"] == side]
 
     def median(name: str) -> float:
         return statistics.median(value for run in runs for value in run[name])

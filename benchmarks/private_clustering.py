@@ -43,9 +43,9 @@ class Clients:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(n, 512) points of a client and its (3, 512) centres."""
         for _ in range(CLIENTS):
-            own = torch.randperm(CENTRES, generator=self.generator)[:3]
-            chosen = own[torch.randint(3, (self.n,), generator=self.generator)]
-            yield self.around(chosen), self.centres[own]
+            indices = torch.randperm(CENTRES, generator=self.generator)[:3]
+            chosen = indices[torch.randint(3, (self.n,), generator=self.generator)]
+            yield self.around(chosen), self.centres[indices]
 
     def around(self, chosen: Tensor) -> Tensor:
         spread = self._normal(len(chosen)) / math.sqrt(FEATURES)
@@ -54,8 +54,10 @@ class Clients:
     def information(self, centroids: Tensor) -> float:
         """How much the assignments to global clusters of these centroids tell, 0 to 1."""
         chosen = torch.randint(CENTRES, (1000,), generator=self.generator)
-        found = global_clustering(centroids, torch.zeros(2 * CENTRES, FEATURES), self.generator)
-        assigned = (self.around(chosen) @ found.T).argmax(1)
+        global_centroids = global_clustering(
+            centroids, torch.zeros(2 * CENTRES, FEATURES), self.generator
+        )
+        assigned = (self.around(chosen) @ global_centroids.T).argmax(1)
         return float(normalized_mutual_info_score(chosen, assigned))
 
     def _normal(self, rows: int) -> Tensor:
@@ -70,11 +72,11 @@ def measure(n: int, epsilon: float, dimensions: int | None) -> dict[str, float]:
         for number, (points, centres) in enumerate(clients):
             key = (CLIENTS * seed + number).to_bytes(32)
             started = time.perf_counter()
-            found = private_clustering(points, CLUSTERS, mechanism, key, dimensions=dimensions)
+            centroids = private_clustering(points, CLUSTERS, mechanism, key, dimensions=dimensions)
             seconds.append(time.perf_counter() - started)
-            rows.append(len(found))
-            cosines.append(float((centres @ found.T).amax(1).mean()) if len(found) else 0.0)
-            sent.append(found)
+            rows.append(len(centroids))
+            cosines.append(float((centres @ centroids.T).amax(1).mean()) if len(centroids) else 0.0)
+            sent.append(centroids)
         information.append(clients.information(torch.cat(sent)))
     return {
         "n": n,

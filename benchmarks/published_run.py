@@ -135,7 +135,7 @@ def run(
     federation = config.federation
     parts = torch.randperm(len(train[0])).chunk(federation.clients)
     model = network(config).to(memory_format=torch.contiguous_format)
-    found = []
+    accuracies = []
     for number in range(federation.rounds + 1):
         cohort = random.sample(parts, max(2, int(federation.clients * federation.participation)))
         tasks: Iterator[Task] = (
@@ -146,8 +146,8 @@ def run(
         points = torch.cat([centroids for _, centroids, _ in answers])
         moved = gradient_clustering(points, model.global_centroids, torch.default_generator)
         model.global_centroids.copy_(moved)
-        found.append(knn(model, train, test))
-    return found
+        accuracies.append(knn(model, train, test))
+    return accuracies
 
 
 def begin() -> None:
@@ -160,12 +160,12 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("result", type=Path)
     parser.add_argument("overrides", nargs="*")
-    given = parser.parse_args()
-    config = load_config(given.overrides)
-    train, test = (photographs(given.photos / part) for part in ("train", "test"))
+    arguments = parser.parse_args()
+    config = load_config(arguments.overrides)
+    train, test = (photographs(arguments.photos / part) for part in ("train", "test"))
     with get_context("spawn").Pool(usable_cpus(), begin) as pool:
-        found = run(config, train, test, pool.imap)
-    given.result.write_text(json.dumps({"knn": found}))
+        accuracies = run(config, train, test, pool.imap)
+    arguments.result.write_text(json.dumps({"knn": accuracies}))
 
 
 if __name__ == "__main__":

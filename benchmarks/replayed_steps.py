@@ -90,13 +90,13 @@ def kernels(overrides: list[str], device: torch.device) -> dict[str, tuple[float
         for rows in rows_of(device)[:steps]:
             step(rows)
         torch.cuda.synchronize(device)
-    found: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    by_kind: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for event in recorded.events() or ():
         fits = (kind for kind, pattern in KINDS.items() if re.search(pattern, event.name))
         kind = next(fits, "everything else")
-        count, spent = found[kind]
-        found[kind] = count + 1 / steps, spent + event.time_range.elapsed_us() / 1e3 / steps
-    return dict(found)
+        count, spent = by_kind[kind]
+        by_kind[kind] = count + 1 / steps, spent + event.time_range.elapsed_us() / 1e3 / steps
+    return dict(by_kind)
 
 
 def main() -> None:
@@ -105,22 +105,23 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 16], metavar="N")
     parser.add_argument("--steps", type=int, default=150, help="of each client")
-    given = parser.parse_args()
-    device = resolve_device(given.device)
-    on_gpu, model = device.type == "cuda", f"model={given.model}"
+    arguments = parser.parse_args()
+    device = resolve_device(arguments.device)
+    on_gpu, model = device.type == "cuda", f"model={arguments.model}"
     precisions = ("float32", "bfloat16") if on_gpu else ("float32",)
     spent, made_of = {}, {}
     for precision in precisions:
         plain = [model, f"training.precision={precision}"]
         chosen = [*plain, f"training.cuda_graphs={str(on_gpu).lower()}"]
         spent[precision] = {
-            count: milliseconds(chosen, device, count, given.steps) for count in given.clients
+            count: milliseconds(chosen, device, count, arguments.steps)
+            for count in arguments.clients
         }
         if on_gpu:
             made_of[precision] = kernels(plain, device)
     table(
         ("clients", *precisions),
-        [(n, *(f"{spent[p][n]:.2f}" for p in precisions)) for n in given.clients],
+        [(n, *(f"{spent[p][n]:.2f}" for p in precisions)) for n in arguments.clients],
     )
     for precision, kinds in made_of.items():
         table(
@@ -131,7 +132,7 @@ def main() -> None:
         "replayed_steps_gpu" if on_gpu else "replayed_steps",
         {
             "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-            "model": given.model,
+            "model": arguments.model,
             "milliseconds": spent,
             "kernels": made_of,
         },

@@ -110,7 +110,7 @@ def measure(model: Schemas, count: int, lost: int) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     counts = [int(word) for word in sys.argv[1:]] or COUNTS
-    found = [
+    rows = [
         {"model": name, **measure(model, count, lost)}
         for name, model in schemas().items()
         for count in counts
@@ -122,9 +122,9 @@ def main() -> None:
         (r["model"], r["clients"], r["lost"], f"{r['client_s']:.2f}", f"{r['server_s']:.2f}",
          f"{r['up_mb']:.2f}", f"{r['down_mb']:.2f}", f"{r['up_mb'] / r['int8_up_mb']:.2f}",
          f"{r['error_of_the_update']:.2%}")
-        for r in found
+        for r in rows
     ])  # fmt: skip
-    write("secure_sums", {"sums": found})
+    write("secure_sums", {"sums": rows})
 
 
 if __name__ == "__main__":

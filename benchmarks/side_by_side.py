@@ -102,21 +102,25 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
-    given = parser.parse_args()
-    device = resolve_device(given.device)
+    arguments = parser.parse_args()
+    device = resolve_device(arguments.device)
     fastest = list(recipes(device).values())[-1]
-    overrides = ["data=cifar10", f"model={given.model}", f"training.local_epochs={given.epochs}"]
+    overrides = [
+        "data=cifar10",
+        f"model={arguments.model}",
+        f"training.local_epochs={arguments.epochs}",
+    ]
     config = load_config(overrides)
     of_an_epoch = len(batch_sizes(IMAGES, config.training.batch_size))
-    steps = given.rounds * given.epochs * of_an_epoch
+    steps = arguments.rounds * arguments.epochs * of_an_epoch
     rates = {
-        count: count * steps / seconds_of(count, [*overrides, *fastest], device, given.rounds)
-        for count in given.clients
+        count: count * steps / seconds_of(count, [*overrides, *fastest], device, arguments.rounds)
+        for count in arguments.clients
     }
     chosen = [*overrides, *fastest]
     threads = {
-        count: count * steps / seconds_in_threads(count, chosen, device, given.rounds)
-        for count in given.clients
+        count: count * steps / seconds_in_threads(count, chosen, device, arguments.rounds)
+        for count in arguments.clients
     }
     best = {count: max(rates[count], threads[count]) for count in rates}
     minutes = {count: PAPER_EPOCHS * of_an_epoch / rate / 60 for count, rate in best.items()}
@@ -144,7 +148,7 @@ def main() -> None:
         "side_by_side_gpu" if on_gpu else "side_by_side",
         {
             "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-            "model": given.model,
+            "model": arguments.model,
             "recipe": fastest,
             "steps_per_second": rates,
             "steps_per_second_in_threads": threads,

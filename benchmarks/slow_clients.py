@@ -111,7 +111,7 @@ def outcome(metrics: Path, server: Server, targets: list[float]) -> dict[str, An
     began, seen = time.monotonic(), 0
     curve: list[tuple[float, float]] = []  # seconds, probe
     while True:
-        records = [json.loads(each) for each in metrics.read_text().splitlines()]
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
         for record in records[seen:]:
             scores = next(iter((record.get("scores") or {}).values()), None)
             if scores and record["round"]:
@@ -119,8 +119,8 @@ def outcome(metrics: Path, server: Server, targets: list[float]) -> dict[str, An
         seen = len(records)
         if server.log.read_text().count("run folder:") > 1 or server.process.poll() is not None:
             reached = {
-                f"{each:g}": next((at for at, probe in curve if probe >= each), None)
-                for each in targets
+                f"{target:g}": next((at for at, probe in curve if probe >= target), None)
+                for target in targets
             }
             return {"seconds_to": reached, "all": time.monotonic() - began, "curve": curve}
         time.sleep(0.2)
@@ -145,7 +145,7 @@ def main() -> None:
             runs[way] = measure(folder, way, arguments)
             print(f"{way}: {runs[way]}", flush=True)
     write("slow_clients", {**vars(arguments), "runs": runs})
-    head = ("", *(f"seconds to {each:g}" for each in arguments.targets), "seconds of all")
+    head = ("", *(f"seconds to {target:g}" for target in arguments.targets), "seconds of all")
     rows = [
         (
             way,

@@ -123,7 +123,7 @@ def by_minute(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
     minutes: dict[int, list[float]] = defaultdict(list)
     for minute, value in points:
         minutes[int(minute)].append(value)
-    return [(number + 0.5, statistics.fmean(each)) for number, each in sorted(minutes.items())]
+    return [(number + 0.5, statistics.fmean(values)) for number, values in sorted(minutes.items())]
 
 
 # ---- what is measured
@@ -135,7 +135,7 @@ def look(pid: int) -> dict[str, float] | None:
     try:
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         rollup = (folder / "smaps_rollup").read_text().splitlines()
-        files = [str(each.readlink()) for each in (folder / "fd").iterdir() if each.is_symlink()]
+        files = [str(link.readlink()) for link in (folder / "fd").iterdir() if link.is_symlink()]
         pss = next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
         return {
             "rss": 1024 * int(status["VmRSS"].split()[0]),
@@ -161,18 +161,18 @@ def disk_bytes(folder: Path) -> int:
 
 def sample(server: Command, clients: Sequence[Command], folder: Path) -> dict[str, dict]:
     """Quantity by who: means over the processes of a kind, and the folders."""
-    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    by_role: dict[str, list[dict[str, float]]] = defaultdict(list)
     for side, roots in (("server", [server]), ("client", clients)):
         for root in roots:
             for pid in (root.pid, *descendants(root.pid)):
                 role = side if pid == root.pid else role_of(pid)
                 if role is None or (seen := look(pid)) is None:
                     continue
-                found[role].append(seen)
+                by_role[role].append(seen)
     values: dict[str, dict] = defaultdict(dict)
-    for who, each in found.items():
-        for quantity in each[0]:
-            values[quantity][who] = statistics.fmean(one[quantity] for one in each)
+    for who, readings in by_role.items():
+        for quantity in readings[0]:
+            values[quantity][who] = statistics.fmean(one[quantity] for one in readings)
     for who in ("run", "state", "tmp"):
         values["disk"][who] = disk_bytes(folder / who)
     return values
@@ -200,13 +200,13 @@ def measure(
     clients = [
         Command(
             [Path(__file__).resolve(), "--client", pause * (2 if name == names[-1] else 1),
-             f"server=127.0.0.1:{port}", f"watch.port={own}",
+             f"server=127.0.0.1:{port}", f"watch.port={watch_port}",
              f"security={folder / 'security' / 'bundles' / name}", "device=cpu",
              f"data.root={folder / 'photos' / name}", f"state={folder / 'state'}",
              "training.threads=1"],
             folder / f"{name}.log", environment,
         )
-        for name, own in zip(names, watched[1:], strict=True)
+        for name, watch_port in zip(names, watched[1:], strict=True)
     ]  # fmt: skip
     try:
         if not wait_for(lambda: server.has("round 1/") or server.code is not None, 300):

@@ -63,26 +63,26 @@ def of_a_worker(folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="of each; the median counts")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     sides: dict[str, Callable[[Path], float]] = {
         "first_step_inline_s": lambda folder: of_a_run(folder, "inline"),
         "first_step_ray_s": lambda folder: of_a_run(folder, "ray"),
         "worker_start_s": of_a_worker,
     }
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    runs: dict[str, list[float]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory(prefix="start", ignore_cleanup_errors=True) as folder:
         os.environ |= {"RAY_TMPDIR": folder}  # short paths, which Ray's sockets need
-        for turn in range(given.repeats + 1):
+        for turn in range(arguments.repeats + 1):
             for name, side in sides.items():
                 seconds = side(Path(folder))
                 if turn:
-                    found[name].append(seconds)
-    medians = {name: statistics.median(values) for name, values in found.items()}
+                    runs[name].append(seconds)
+    medians = {name: statistics.median(values) for name, values in runs.items()}
     table(
         ("what", "s", "goal"),
-        [(name, f"{each:.1f}", GOALS[name]) for name, each in medians.items()],
+        [(name, f"{median:.1f}", GOALS[name]) for name, median in medians.items()],
     )
-    write("start", {**medians, "runs": found})
+    write("start", {**medians, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def costs(
     Returns:
         None for a target that was not reached.
     """
-    found: dict[float, Cost | None] = dict.fromkeys(targets)
+    reached: dict[float, Cost | None] = dict.fromkeys(targets)
     images = sent = 0
     for record in records:
         if record["round"] > 0:  # before it clients of Orchestra only cluster
@@ -65,10 +65,10 @@ def costs(
         sent += record["bytes_up"] + record["bytes_down"]
         # Of the backbones, the first one is saved.
         for scores in [*(record.get("scores") or {}).values()][:1]:
-            for target, cost in found.items():
+            for target, cost in reached.items():
                 if cost is None and scores["linear"] >= target:
-                    found[target] = {"images": images, "bytes": sent}
-    return found
+                    reached[target] = {"images": images, "bytes": sent}
+    return reached
 
 
 def settings(run: Path, weights: str | None) -> Config:
@@ -110,7 +110,7 @@ def seconds_an_image(config: Config, count: int, repeats: int) -> dict[str, floa
         steps = count // config.training.batch_size
         tasks["published"] = lambda: [client.step() for _ in range(steps)]
     seconds = in_turns(tasks, repeats, warm_up=1, clock=time.process_time)
-    return {name: each / count for name, each in seconds.items()}
+    return {name: duration / count for name, duration in seconds.items()}
 
 
 def teacher_seconds(config: Config, images: int, count: int, repeats: int) -> float:
@@ -144,21 +144,23 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=192, help="of one measurement")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--weights", help="file of tf_efficientnet_lite0; without it: not measured")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     rows, result = [], {}
     for name, folder in RUNS.items():
         run = RECORDS / folder
-        if folder in PRETRAINED and given.weights is None:
+        if folder in PRETRAINED and arguments.weights is None:
             continue
-        config = settings(run, given.weights)
+        config = settings(run, arguments.weights)
         record = yaml.safe_load((run / "config.yaml").read_text())
         epochs, count = record["training"]["local_epochs"], record["data"]["train_limit"]
         reached = costs(RunFolder(run).read_metrics(), epochs, TARGETS)
-        seconds = seconds_an_image(config, given.images, given.repeats)
-        once = teacher_seconds(config, count, given.images, given.repeats)
-        rows += [row(f"{name}, {side}", reached, each, once) for side, each in seconds.items()]
+        seconds = seconds_an_image(config, arguments.images, arguments.repeats)
+        once = teacher_seconds(config, count, arguments.images, arguments.repeats)
+        rows += [
+            row(f"{name}, {side}", reached, duration, once) for side, duration in seconds.items()
+        ]
         result[name] = {
             "run": folder, "seconds_an_image": seconds, "seconds_once": once, "reached": reached
         }  # fmt: skip

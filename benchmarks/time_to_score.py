@@ -50,17 +50,17 @@ def outcome(records: Iterable[Mapping[str, Any]], target: float) -> dict[str, fl
         records: in the order of the rounds.
         target: linear probe of the backbone that is saved, as a fraction.
     """
-    found: dict[str, float | None] = {"seconds": None, "megabytes": None}
+    reached: dict[str, float | None] = {"seconds": None, "megabytes": None}
     up, last = 0, 0.0
     for record in records:
         up += record["bytes_up"]
         scores = next(iter((record.get("scores") or {}).values()), None)
         if scores:
             last = scores["linear"]
-            if found["seconds"] is None and last >= target:
-                found |= {"seconds": record["virtual_seconds"], "megabytes": up / 1e6}
+            if reached["seconds"] is None and last >= target:
+                reached |= {"seconds": record["virtual_seconds"], "megabytes": up / 1e6}
     counted = record["clients"]["counted_so_far"]
-    return {**found, "all": record["virtual_seconds"], "last": last, "counted": counted}
+    return {**reached, "all": record["virtual_seconds"], "last": last, "counted": counted}
 
 
 def shown(values: list[float | None], form: str) -> str:
@@ -96,8 +96,8 @@ def main() -> None:
         "counted": ("clients that counted", ".2f"),
     }
     rows: list[tuple[object, ...]] = [
-        (way, *(shown([run[key] for run in found], form) for key, (_, form) in columns.items()))
-        for way, found in runs.items()
+        (way, *(shown([run[key] for run in outcomes], form) for key, (_, form) in columns.items()))
+        for way, outcomes in runs.items()
     ]
     table(("", *(name for name, _ in columns.values())), rows)
 

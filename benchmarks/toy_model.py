@@ -154,7 +154,7 @@ def representability(rows: Array, axes: int) -> Array:
 def simulate(setting: Setting) -> Outcome:
     """Solves both objectives on every source, and self-supervision on all together."""
     count = setting.sources
-    own = np.eye(count, dtype=bool)
+    diagonal = np.eye(count, dtype=bool)
     ssl, sl, correlation = (np.zeros((count, count)) for _ in range(3))
     mean = np.zeros((setting.dimensions, setting.dimensions))
     spectra = []
@@ -168,15 +168,15 @@ def simulate(setting: Setting) -> Outcome:
         sl[source] = representability(first_layer, count)
         correlation[source] = np.square(first_layer[:, :count]).sum(0)
     of_all = representability(ssl_span(mean, setting.rows), count)
-    relative = correlation / correlation[own][:, None]
+    relative = correlation / correlation[diagonal][:, None]
     return Outcome(
-        ssl_others=float(ssl[~own].mean()),
-        ssl_own=float(ssl[own].mean()),
+        ssl_others=float(ssl[~diagonal].mean()),
+        ssl_own=float(ssl[diagonal].mean()),
         ssl_global=float(of_all.mean()),
-        sl_others=float(sl[~own].mean()),
-        sl_own=float(sl[own].mean()),
-        sl_correlation=float(relative[~own].mean()),
-        sl_own_correlation=float(correlation[own].mean()),
+        sl_others=float(sl[~diagonal].mean()),
+        sl_own=float(sl[diagonal].mean()),
+        sl_correlation=float(relative[~diagonal].mean()),
+        sl_own_correlation=float(correlation[diagonal].mean()),
         eigenvalues=tuple(np.mean(spectra, axis=0).tolist()),
         ssl=ssl,
         sl=sl,

@@ -115,7 +115,7 @@ def _draw_trend(panel: Axes, outcomes: Outcomes) -> None:
 
 
 def _plain(outcome: Outcome) -> dict[str, object]:
-    values = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    values = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
     return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in values.items()}
 
 

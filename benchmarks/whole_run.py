@@ -99,7 +99,7 @@ def main() -> None:
     }
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         sides["bfloat16"] = lambda photos: ours(given, photos, BFLOAT16)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory(prefix="whole", ignore_cleanup_errors=True) as folder:
         photos = Path(folder) / "photos"
         write_photographs(photos, given.photographs)
@@ -107,17 +107,17 @@ def main() -> None:
         os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "RAY_TMPDIR": folder}
         for _ in range(given.repeats):
             for name, side in sides.items():
-                found[name].append(side(photos))
+                results[name].append(side(photos))
     seconds = {
-        name: statistics.median(one["seconds"] for one in runs) for name, runs in found.items()
+        name: statistics.median(one["seconds"] for one in runs) for name, runs in results.items()
     }
-    ratios = {name: seconds["published"] / each for name, each in seconds.items()}
+    ratios = {name: seconds["published"] / duration for name, duration in seconds.items()}
     table(
         ("side", "s", "of them in rounds", "ratio"),
         [
-            (name, f"{each:.1f}", f"{found[name][0].get('rounds', float('nan')):.1f}",
+            (name, f"{duration:.1f}", f"{results[name][0].get('rounds', float('nan')):.1f}",
              f"{ratios[name]:.2f}")
-            for name, each in seconds.items()
+            for name, duration in seconds.items()
         ],
     )  # fmt: skip
     write(
@@ -125,7 +125,7 @@ def main() -> None:
         {
             **{key: getattr(given, key) for key in ("rounds", "width", "photographs", "engine")},
             "seconds": seconds,
-            "runs": found,
+            "runs": results,
             "whole_fp32_ratio": ratios["float32"],
             "whole_bf16_ratio": ratios.get("bfloat16"),
         },

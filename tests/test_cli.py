@@ -229,8 +229,8 @@ def test_a_run_that_was_damaged_or_is_in_use_is_not_resumed(sim, tmp_path, tiny_
         assert contents(mine) == damaged
         (mine / name).write_bytes(whole)
     with locked(mine):
-        for given in (["resume=mine"], [*tiny_overrides, "run_dir=mine"]):
-            code, _, err = sim(*given)
+        for arguments in (["resume=mine"], [*tiny_overrides, "run_dir=mine"]):
+            code, _, err = sim(*arguments)
             assert code == 2 and err.count("\n") == 1
             assert f"process {os.getpid()} on host {platform.node()} writes to this folder" in err
 
@@ -246,11 +246,11 @@ def test_two_new_runs_do_not_share_a_folder(sim, tmp_path, tiny_overrides):
 @pytest.mark.slow
 def test_a_run_ends_well_although_nobody_reads_its_output(tmp_path, tiny_overrides):
     """`run_sim.py ... 2>&- | head -1`."""
-    given = [*tiny_overrides, "federation.rounds=1", "run_dir=mine"]
-    command = [sys.executable, "-m", "orchestra_flwr.cli", *given]
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    overrides = [*tiny_overrides, "federation.rounds=1", "run_dir=mine"]
+    command = [sys.executable, "-m", "orchestra_flwr.cli", *overrides]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     shell = ["sh", "-c", '"$@" 2>&-', "sh", *command]
-    with subprocess.Popen(shell, cwd=tmp_path, env=given, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(shell, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
     assert process.returncode == 0

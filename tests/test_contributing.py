@@ -23,7 +23,7 @@ QUICK = ("federation.rounds=1", "evaluation.every=9")
 
 def examples():
     """For each section with a plug-in: its folder, its files by path, and the printed overrides."""
-    found = {}
+    sections = {}
     for guide in GUIDES:
         for section in re.split(r"^## ", (ROOT / guide).read_text(), flags=re.M):
             files = {
@@ -32,8 +32,8 @@ def examples():
             }
             if files:
                 (command,) = COMMAND.findall(section)
-                found[next(iter(files))] = files, command.split()
-    return found
+                sections[next(iter(files))] = files, command.split()
+    return sections
 
 
 EXAMPLES = examples()
@@ -146,7 +146,7 @@ def test_clustering(printed):
 def test_solver(printed, run):
     k_means, usual = printed("solvers/k_means.py"), run()
     assert k_means.config.clustering.solver.settings.steps == 5
-    ours, theirs = (each.checkpoint["global_centroids"] for each in (k_means, usual))
+    ours, theirs = (result.checkpoint["global_centroids"] for result in (k_means, usual))
     torch.testing.assert_close(ours.norm(dim=1), torch.ones(len(ours)))
     assert not torch.equal(ours, theirs)
 
@@ -158,7 +158,7 @@ def test_term(printed):
 
 def test_merging(printed):
     run = printed("merging/halfway.py", "federation.rounds=2")
-    assert [each.get("merge") for each in run.rounds[1:]] == [{"share": 0.0}, {"share": 0.25}]
+    assert [record.get("merge") for record in run.rounds[1:]] == [{"share": 0.0}, {"share": 0.25}]
     assert len(list((run.folder / "clients").rglob("2.safetensors"))) == 4
 
 
@@ -167,7 +167,7 @@ def test_server_optimizer(printed):
     momentum = run.checkpoint["server_optimizer/model/momentum"]
     assert momentum.any()
     moved = [(run.checkpoint[n] - t).abs() for n, t in initial(run.config).items()]
-    moved = torch.cat([each.flatten() for each in moved])
+    moved = torch.cat([tensor.flatten() for tensor in moved])
     assert torch.allclose(moved[moved > 0], torch.tensor(0.002), rtol=1e-3)
 
 
@@ -252,7 +252,7 @@ def test_optimizer(printed):
     """One client, one step: every weight has moved by lr."""
     run = printed("optimizers/sign.py", "federation.clients=1", "data.train_limit=16")
     moved = [(run.checkpoint[n] - t).abs() for n, t in initial(run.config).items()]
-    moved = torch.cat([each.flatten() for each in moved])
+    moved = torch.cat([tensor.flatten() for tensor in moved])
     assert torch.allclose(moved[moved > 0], torch.tensor(0.001), rtol=1e-3)
     assert (moved > 0).float().mean() > 0.5
 

@@ -85,8 +85,8 @@ def test_every_experiment_in_the_guides_is_there_and_the_other_way_round():
 
 
 def key_commands():
-    found = re.findall(r"(?m)^(?:echo .* \| )?orchestra-keys ([a-z]+.*)", "\n".join(GUIDES))
-    return [line.split() for line in found]
+    lines = re.findall(r"(?m)^(?:echo .* \| )?orchestra-keys ([a-z]+.*)", "\n".join(GUIDES))
+    return [line.split() for line in lines]
 
 
 def test_every_command_about_keys_runs_as_it_stands_in_the_guides(tmp_path, monkeypatch, capsys):

@@ -212,7 +212,9 @@ def test_without_an_extra_one_line_says_what_to_install(extra, tiny, tmp_path, m
 
 
 def test_a_client_installs_none_of_them_and_everything_else_does():
-    small = {re.split(r"[<>=\[]", each)[0] for each in PYPROJECT["project"]["dependencies"]}
+    small = {
+        re.split(r"[<>=\[]", requirement)[0] for requirement in PYPROJECT["project"]["dependencies"]
+    }
     assert not small & {"matplotlib", "scikit-learn", "ray", "pandas", "scipy", "dp-accounting"}
     assert set(EXTRAS["privacy"]) < set(EXTRAS["server"])
     for extra in ("simulation", "notebook"):
@@ -223,4 +225,4 @@ def test_a_client_installs_none_of_them_and_everything_else_does():
 
 def test_uvicorn_is_what_flower_itself_requires():
     """docs/jetson.md says so: nothing that is left out here would keep it from a client."""
-    assert any(each.startswith("uvicorn") for each in requires("flwr") or [])
+    assert any(requirement.startswith("uvicorn") for requirement in requires("flwr") or [])

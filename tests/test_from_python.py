@@ -52,7 +52,7 @@ def test_a_thread_trains_on_images_that_were_passed(run):
 
 def test_metrics_are_objects(run):
     rounds = run[0].metrics
-    assert [each.round for each in rounds if each.loss] == [1, 2]
+    assert [round_.round for round_ in rounds if round_.loss] == [1, 2]
     last = rounds[-1]
     assert last.scores["target"]["linear"] == run[0].summary["linear"]
     assert last.bytes_up > 0 and last.seconds > 0 and last.loss["total"] > 0
@@ -86,9 +86,9 @@ def test_the_next_run_in_a_notebook_reads_images_that_have_changed(
     monkeypatch.chdir(tmp_path)  # of the run folders, whose names are no part of a configuration
 
     def trained(folder):
-        given = ["data=image_folder", "partition=iid", "data.image_size=16", "federation.clients=2"]
-        given += ["evaluation.every=100", f"data.cache={tmp_path}/cache"]
-        result = simulate([*tiny_overrides[1:], *given, f"data.root={folder}"])
+        extra = ["data=image_folder", "partition=iid", "data.image_size=16", "federation.clients=2"]
+        extra += ["evaluation.every=100", f"data.cache={tmp_path}/cache"]
+        result = simulate([*tiny_overrides[1:], *extra, f"data.root={folder}"])
         return (result.folder / "encoder.safetensors").read_bytes()
 
     def write(folder, pictures):
@@ -266,10 +266,10 @@ def test_classes_whose_names_are_paths_keep_their_clients_files_apart(
     overrides += ["training.local_epochs=1", f"data.cache={tmp_path}/cache", state]
     simulate([*overrides, f"run_dir={tmp_path}/run"], images)
     assert [path.name for path in outside.iterdir()] == ["of mine"]
-    kept, encoders = (tmp_path / "run" / each for each in ("clients", "encoders"))
+    clients, encoders = (tmp_path / "run" / name for name in ("clients", "encoders"))
     folders = {"a", "a%2Fb", "%2E%2E", str(outside).replace("/", "%2F")}
     if state == "exchange=cycle":
-        assert {path.stem for path in encoders.iterdir()} == {f"node-{each}" for each in folders}
+        assert {path.stem for path in encoders.iterdir()} == {f"node-{name}" for name in folders}
     else:
-        assert {path.name for path in kept.iterdir()} == folders
-        assert all(next(path.glob("*/2.safetensors")) for path in kept.iterdir())
+        assert {path.name for path in clients.iterdir()} == folders
+        assert all(next(path.glob("*/2.safetensors")) for path in clients.iterdir())

@@ -50,8 +50,8 @@ def imported(program, *arguments):
 def test_an_import_leaves_out_what_takes_seconds():
     """In one process: none of them may import what the next one is refused."""
     program = "\nprint('modules:', *sys.modules)\n".join(REFUSED)
-    found = zip(REFUSED, imported(program), strict=True)
-    wrong = {program: modules & {*REFUSED[program]} for program, modules in found}
+    pairs = zip(REFUSED, imported(program), strict=True)
+    wrong = {program: modules & {*REFUSED[program]} for program, modules in pairs}
     assert not any(wrong.values()), wrong
 
 

@@ -100,16 +100,16 @@ def needed(path: Path) -> set[str]:
 
     Not what functions import when they are called, nor what only a type checker sees.
     """
-    found: set[str] = set()
+    imported: set[str] = set()
     waiting: list[ast.AST] = [*ast.parse(path.read_text()).body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting += node.orelse
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found |= named(node)
+            imported |= named(node)
             waiting += ast.iter_child_nodes(node)
-    return found & NAMES
+    return imported & NAMES
 
 
 def package(path: Path) -> str:
@@ -121,11 +121,11 @@ def package(path: Path) -> str:
 def test_imports_point_down():
     wrong = []
     for path in modules():
-        own = package(path)
+        section = package(path)
         for name in imports(path):
             parts = name.split(".")
-            inside = parts[0] == "orchestra_flwr" and len(parts) > 1 and parts[1] != own
-            if inside and LEVEL[parts[1]] >= LEVEL[own]:
+            inside = parts[0] == "orchestra_flwr" and len(parts) > 1 and parts[1] != section
+            if inside and LEVEL[parts[1]] >= LEVEL[section]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 

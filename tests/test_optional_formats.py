@@ -21,7 +21,7 @@ DICM = bytes(128) + b"DICM" + bytes(200)
 @pytest.fixture
 def without_libraries(monkeypatch):
     monkeypatch.setattr(optional_formats, "installed", list)
-    suffixes = frozenset(s for each in optional_formats.SUFFIXES.values() for s in each)
+    suffixes = frozenset(s for group in optional_formats.SUFFIXES.values() for s in group)
     monkeypatch.setattr(archive, "NEED_LIBRARY", suffixes)
     monkeypatch.setattr(archive, "SUFFIXES", archive.SUFFIXES - suffixes)
     monkeypatch.setattr(archive, "UNDECODABLE", archive.UNDECODABLE | suffixes)
@@ -123,11 +123,11 @@ def gray(content):
 
 
 def test_a_scan_of_sixteen_bits_fills_eight(monkeypatch):
-    found = gray(dicom(SCAN))
-    assert (found.min(), found.max()) == (0, 255) and (np.diff(found.ravel()) >= 0).all()
+    pixels = gray(dicom(SCAN))
+    assert (pixels.min(), pixels.max()) == (0, 255) and (np.diff(pixels.ravel()) >= 0).all()
     monkeypatch.setattr(optional_formats, "STRIP_PIXELS", 100)
-    assert (gray(dicom(SCAN)) == found).all()
-    assert np.abs(gray(dicom(SCAN, "MONOCHROME1")) - (255 - found)).max() <= 1
+    assert (gray(dicom(SCAN)) == pixels).all()
+    assert np.abs(gray(dicom(SCAN, "MONOCHROME1")) - (255 - pixels)).max() <= 1
 
 
 def test_the_window_of_the_file_is_shown():

@@ -150,10 +150,10 @@ class TestVersion:
         )
         for file in files:
             text = (ROOT / "deploy" / file).read_text()
-            found = re.findall(
+            versions = re.findall(
                 r"(?:orchestra-(?:server|client):|[vV]ersion: \"?)(\d+\.\d+\.\d+)", text
             )
-            assert {*found} == {orchestra_flwr.__version__}, file
+            assert {*versions} == {orchestra_flwr.__version__}, file
 
     def test_is_where_a_tag_is_named(self):
         """`make release` says which tags of CHANGELOG git does not have."""

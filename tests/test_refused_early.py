@@ -93,9 +93,11 @@ def test_nothing_is_read_for_a_simulation_that_is_refused(place, capsys, argumen
 
 @pytest.mark.parametrize("extra", ["tensorboard", "wandb", "mlflow"])
 def test_an_extra_that_is_missing(place, capsys, monkeypatch, extra):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *of: None if name == extra else found(name, *of)
+        importlib.util,
+        "find_spec",
+        lambda name, *of: None if name == extra else find_spec(name, *of),
     )
     monkeypatch.setitem(sys.modules, extra, None)
     assert main([*PHOTOS, f"logging.{extra}=true", "logging.progress=off"]) == 2

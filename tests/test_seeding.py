@@ -34,7 +34,7 @@ def test_noise_of_a_simulation_is_another_in_every_round_and_the_same_when_it_is
     seed = ClientSeed(0, 1, "a")
     others = [replace(seed, **change) for change in (
         {"seed": 1}, {"round": 2}, {"round": 11}, {"client": "b"}, {"stage": 1})]  # fmt: skip
-    keys = [each.noise_key() for each in (seed, *others)]
+    keys = [client_seed.noise_key() for client_seed in (seed, *others)]
     assert len(set(keys)) == len(keys) and {len(key) for key in keys} == {32}
     assert replace(seed).noise_key() == keys[0]
 

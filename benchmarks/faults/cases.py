@@ -156,7 +156,7 @@ def requests(rng: random.Random, run: Federation, which: str) -> str:
         raise NotHitError("no request was recorded")
     chosen = rng.sample(recorded, min(len(recorded), 12))
     ca = run.security / "ca.crt"
-    answers = [post(run.port, _as_asked(which, each, run, rng), ca) for each in chosen]
+    answers = [post(run.port, _as_asked(which, request, run, rng), ca) for request in chosen]
     if which != "replayed" and set(answers) != {401}:
         run.problems.append(f"requests {which} are answered with {sorted(set(answers))}, not 401")
     if which != "replayed" and not wait_for(lambda: run.server.has("refused: "), 5):
@@ -190,7 +190,7 @@ def _signed(request: bytes, run: Federation, signer: str, moment: datetime) -> b
 
 
 def _counts(answers: list[int]) -> str:
-    return ", ".join(f"{answers.count(each)} x {each}" for each in sorted(set(answers)))
+    return ", ".join(f"{answers.count(status)} x {status}" for status in sorted(set(answers)))
 
 
 def authority(rng: random.Random, run: Federation, which: str) -> str:
@@ -319,8 +319,8 @@ def faults_in_turn(seed: int, only: Sequence[str]) -> Callable[[int], tuple[str,
     chosen = tuple(only) or TURN
 
     def fault(number: int) -> tuple[str, str]:
-        entries = [_drawn(seed, "turn", (each - 1) // len(chosen), chosen)[(each - 1) % len(chosen)]
-                   for each in range(1, number + 1)]  # fmt: skip
+        entries = [_drawn(seed, "turn", (case - 1) // len(chosen), chosen)[(case - 1) % len(chosen)]
+                   for case in range(1, number + 1)]  # fmt: skip
         entry = entries[-1]
         kind, _, part = entry.partition(":")
         deck = [which for which in FAULTS[kind] if part in which]

@@ -179,7 +179,7 @@ class Federation:
                 ending = "did not end" if code is None else f"ended with {code}"
                 self.problems.append(f"client {name} {ending} after SIGTERM")
             self.problems += traceback_problems(client, f"client {name}")
-        orphans = left_over([each for each in self.sessions if each.code is None])
+        orphans = left_over([session for session in self.sessions if session.code is None])
         self.problems += [f"outlives all that started it: {line}" for line in orphans]
 
     def _session_has_ended(self) -> bool:

@@ -86,10 +86,10 @@ def late_problems(run: Path) -> list[str]:
     """Every round had a good reply, and every other client was late or dropped."""
     problems = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        found = json.loads(line)["clients"]
-        gone = {*found.get("late", ()), *(each["client"] for each in found["dropped"])}
-        if found["cohort"] and not 0 < found["ok"] == found["cohort"] - len(gone):
-            problems.append(f"a round's clients do not add up: {found}")
+        clients = json.loads(line)["clients"]
+        gone = {*clients.get("late", ()), *(entry["client"] for entry in clients["dropped"])}
+        if clients["cohort"] and not 0 < clients["ok"] == clients["cohort"] - len(gone):
+            problems.append(f"a round's clients do not add up: {clients}")
     return problems
 
 
@@ -114,9 +114,9 @@ def hostile_problems(
             if not largest <= FAR * max(usual.get(name, 0.0), 1.0):
                 problems.append(f"{file.name}: {name} reaches {largest:g}")
     dropped = {
-        (record["round"], each["client"])
+        (record["round"], entry["client"])
         for record in _records(run / "metrics.jsonl")
-        for each in record["clients"]["dropped"]
+        for entry in record["clients"]["dropped"]
     }
     if dropped != (wanted := {(number, client) for number in refused}):
         problems.append(f"refused were {sorted(dropped)} instead of {sorted(wanted)}")
@@ -142,10 +142,10 @@ def leak_problems(sent: bytes, root: Path, size: int, key: Path, *private: str) 
         private: other texts that must not be sent.
     """
     lines = [line for line in key.read_text().splitlines() if not line.startswith("-----")]
-    found = leaks(sent, root, size, *private, *(line for line in lines if line))
+    leaked = leaks(sent, root, size, *private, *(line for line in lines if line))
     if not sent:
-        found.append("nothing at all, though it was listened to")
-    return [f"the client sent {', '.join(found[:5])}"] if found else []
+        leaked.append("nothing at all, though it was listened to")
+    return [f"the client sent {', '.join(leaked[:5])}"] if leaked else []
 
 
 def ledger_problems(run: Path, state: Path, most: int) -> list[str]:
@@ -160,7 +160,7 @@ def ledger_problems(run: Path, state: Path, most: int) -> list[str]:
     for entry in _records(run / "checkpoint" / "releases.jsonl"):
         asked.update((name, entry["round"]) for name in entry["clients"])
     problems = []
-    for folder in sorted(each for each in state.iterdir() if each.is_dir()):
+    for folder in sorted(path for path in state.iterdir() if path.is_dir()):
         released = Counter(entry["round"] for entry in _records(folder / "releases.jsonl"))
         for number, times in released.items():
             if times > (counted := asked[folder.name, number]):
@@ -207,8 +207,10 @@ def mode_problems(folder: Path) -> list[str]:
 def _is_open(path: Path, folder: Path) -> bool:
     for others in ((stat.S_IRGRP, stat.S_IXGRP), (stat.S_IROTH, stat.S_IXOTH)):
         read, enter = others
-        above = [each for each in path.parents if each.is_relative_to(folder) and each != folder]
-        if _mode(path) & read and all(_mode(each) & enter for each in above):
+        above = [
+            parent for parent in path.parents if parent.is_relative_to(folder) and parent != folder
+        ]
+        if _mode(path) & read and all(_mode(parent) & enter for parent in above):
             return True
     return False
 

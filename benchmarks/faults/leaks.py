@@ -33,7 +33,7 @@ def leaks(sent: bytes, root: Path, size: int, *private: str) -> list[str]:
         with contextlib.suppress(UnidentifiedImageError, OSError, ValueError):
             small = decode_image(path.read_bytes(), size).transpose(1, 2, 0)
             for pixels in (np.asarray(Image.open(path).convert("RGB")), small):
-                pieces += [piece for each in _layouts(pixels) for piece in _windows(each)]
+                pieces += [piece for layout in _layouts(pixels) for piece in _windows(layout)]
         problems += [f"bytes of {path.name}" for piece in pieces if piece in sent]
     return problems
 

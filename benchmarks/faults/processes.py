@@ -107,8 +107,8 @@ def descendants(pid: int) -> list[int]:
         if state != "Z":
             children.setdefault(int(parent), []).append(int(stat.parent.name))
     pids = [pid]
-    for each in pids:
-        pids += children.get(each, [])
+    for parent_id in pids:
+        pids += children.get(parent_id, [])
     return pids[1:]
 
 
@@ -144,7 +144,7 @@ def left_over(roots: Sequence[Command], seconds: float = 60) -> list[str]:
 
     def remaining() -> list[int]:
         _reap(pids)
-        allowed = {*pids, *(each for pid in pids for each in descendants(pid))}
+        allowed = {*pids, *(descendant for pid in pids for descendant in descendants(pid))}
         return [pid for pid in descendants(this_process) if pid not in allowed]
 
     if wait_for(lambda: not remaining(), seconds, pause=0.2):

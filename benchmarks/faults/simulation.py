@@ -46,7 +46,7 @@ class Simulation:
 
     def start(self, *overrides: str) -> None:
         """Begins, or goes on by `resume=`; the cluster has its two nodes then."""
-        while self.cluster and len([each for each in self.nodes if each.code is None]) < 3:
+        while self.cluster and len([node for node in self.nodes if node.code is None]) < 3:
             self.add_node()
         self.sessions.append(
             Command(

@@ -35,10 +35,10 @@ def test_the_published_recipe_computes_what_ours_does(published):
          "training.batch_size=8", "clustering.global_clusters=4", "method.ema=0.9"]
     )  # fmt: skip
     model, copy = (build_method(config, 3).train().double() for _ in range(2))
-    for each in (model, copy):
-        each.global_centroids.copy_(torch.eye(4, 16))
+    for method in (model, copy):
+        method.global_centroids.copy_(torch.eye(4, 16))
     client = published.PublishedClient(model, published.client_images(config, 8), config)
-    batch = [each.double() if each.is_floating_point() else each for each in client.batch()]
+    batch = [tensor.double() if tensor.is_floating_point() else tensor for tensor in client.batch()]
     client.train_on(batch)
 
     target_view, online_view, rotated, turns = batch

@@ -22,5 +22,7 @@ def test_steps_of_clients_in_threads_are_timed(tmp_path):
     milliseconds = json.loads((tmp_path / "replayed_steps.json").read_text())["milliseconds"][
         "float32"
     ]
-    assert set(milliseconds) == {"1", "2"} and all(each > 0 for each in milliseconds.values())
+    assert set(milliseconds) == {"1", "2"} and all(
+        duration > 0 for duration in milliseconds.values()
+    )
     assert f"| 2 | {milliseconds['2']:.2f} |" in done.stdout

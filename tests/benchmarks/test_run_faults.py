@@ -87,11 +87,11 @@ def test_requests_are_found_in_pieces_of_bytes():
 
     one = b"POST /a HTTP/1.1\r\nContent-Length: 5\r\nflwr-timestamp: now\r\n\r\nhello"
     other = b"POST /b HTTP/1.1\r\nhost: x\r\n\r\n"
-    found = []
-    listen = requests_of(found)
+    requests = []
+    listen = requests_of(requests)
     for i in range(0, len(one + other), 7):
         listen((one + other)[i : i + 7])
-    assert found == [one, other]
+    assert requests == [one, other]
     assert header(one, "flwr-timestamp") == "now" and header(other, "flwr-timestamp") is None
     assert header(with_header(one, "flwr-timestamp", "then"), "flwr-timestamp") == "then"
     assert with_header(one, "flwr-timestamp", "then").endswith(b"hello")
@@ -233,7 +233,7 @@ def attacked(folder, value=1.0, dropped=(1,), loss=2.0):
          "clients": {"dropped": [{"client": "b"}] if n in dropped else []}}
         for n in range(4)
     ]  # fmt: skip
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 
 
@@ -425,7 +425,7 @@ def test_a_seed_gives_the_same_cases_and_every_fault_comes_up():
     assert {first(n)[0] for n in range(1, len(TURN) + 1)} == set(FAULTS)
     for kind, faults in FAULTS.items():
         alone = faults_in_turn(3, [kind])
-        assert {alone(n) for n in range(1, len(faults) + 1)} == {(kind, each) for each in faults}
+        assert {alone(n) for n in range(1, len(faults) + 1)} == {(kind, fault) for fault in faults}
 
 
 def test_faults_can_be_chosen_by_their_words():
@@ -433,8 +433,8 @@ def test_faults_can_be_chosen_by_their_words():
     from run_faults import options
 
     chosen = options(["only=ray:SIGKILL to simulation/raylet,disk:state"])["only"].split(",")
-    found = {faults_in_turn(0, chosen)(n) for n in range(1, 5)}
-    assert found == {("ray", "SIGKILL to simulation/raylet"), ("disk", "state")}
+    faults = {faults_in_turn(0, chosen)(n) for n in range(1, 5)}
+    assert faults == {("ray", "SIGKILL to simulation/raylet"), ("disk", "state")}
     with pytest.raises(SystemExit, match="only=disk:moon: must be of run, state, tmp"):
         options(["only=disk:moon"])
     with pytest.raises(SystemExit, match="only=weather: must be of signals, link,"):
@@ -504,20 +504,22 @@ def test_a_node_is_lost_with_all_its_processes(tmp_path, which, lost):
     node = ["-c", f"import subprocess, sys\nsubprocess.run({child})"]
     server = Command(["-c", "import time\nprint('joined with', flush=True)\ntime.sleep(60)"],
                      tmp_path / "log", {})  # fmt: skip
-    nodes = [Command(node, tmp_path / f"{each}.log", {}) for each in range(3)]
+    nodes = [Command(node, tmp_path / f"{number}.log", {}) for number in range(3)]
     trees = []
     try:
-        for each in nodes:
-            while not (below := descendants(each.pid)):
+        for command in nodes:
+            while not (below := descendants(command.pid)):
                 time.sleep(0.05)
-            trees.append([each.pid, *below])
+            trees.append([command.pid, *below])
         run = SimpleNamespace(server=server, nodes=nodes)
         rng = SimpleNamespace(choice=lambda of: of[0], uniform=lambda *_: 0, randint=lambda *_: 2)
         assert which in machines(rng, run, which)
         time.sleep(0.5)
         states = [[state_of(pid) for pid in pids] for pids in trees]
-        assert [place for place, each in enumerate(states) if not {*each} & {"R", "S"}] == lost
-        assert all({*each} <= {"R", "S"} for n, each in enumerate(states) if n not in lost)
+        assert [
+            place for place, letters in enumerate(states) if not {*letters} & {"R", "S"}
+        ] == lost
+        assert all({*letters} <= {"R", "S"} for n, letters in enumerate(states) if n not in lost)
     finally:
         for pids in ([server.pid], *trees):
             for pid in pids:

@@ -48,15 +48,15 @@ def test_what_is_no_leak_is_flat(soak, values):
 
 def test_a_slow_wave_is_not_taken_for_a_leak(soak):
     """Neighbouring minutes are alike: counted as independent, most random walks would `grow`."""
-    found = []
+    verdicts = []
     for seed in range(40):
         steps = np.random.default_rng(seed).normal(0, 1e6, len(MINUTES))
         values = np.empty_like(steps)
         level = 0.0
         for i, step in enumerate(steps):
             level = values[i] = 0.8 * level + step
-        found.append(soak.fit(MINUTES, 100e6 + values, least=20e6).verdict)
-    assert found.count("growing") <= 4
+        verdicts.append(soak.fit(MINUTES, 100e6 + values, least=20e6).verdict)
+    assert verdicts.count("growing") <= 4
 
 
 def test_a_few_minutes_give_no_verdict(soak):

@@ -56,8 +56,8 @@ def test_a_round_that_only_clusters_trains_on_no_image(benchmark):
         record(1, 20, 5, 5, target=0.49, online=0.51),
         record(2, 20, 5, 5, target=0.52, online=0.53),
     ]
-    found = benchmark.costs(records, epochs=3, targets=(0.5,))
-    assert found == {0.5: {"images": 120, "bytes": 30}}
+    costs = benchmark.costs(records, epochs=3, targets=(0.5,))
+    assert costs == {0.5: {"images": 120, "bytes": 30}}
 
 
 def test_the_published_step_of_simclr_computes_what_ours_does(benchmark):

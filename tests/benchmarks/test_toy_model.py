@@ -58,9 +58,9 @@ def test_the_uncentred_block_has_the_leading_eigenvalue_of_k_quarters(toy):
     """The proof takes it for diagonal: then both would be tau^2 / 2."""
     setting = toy.Setting(64, 5, frequent=20_000)
     points, _ = toy.source_points(setting, 0)
-    found = np.linalg.eigvalsh(toy.second_moments(points))[::-1][:4]
+    eigenvalues = np.linalg.eigvalsh(toy.second_moments(points))[::-1][:4]
     expected = np.array([5, 1, 1, 1]) * setting.tau**2 / 4 + setting.mu**2
-    np.testing.assert_allclose(found, expected, rtol=0.03)
+    np.testing.assert_allclose(eigenvalues, expected, rtol=0.03)
 
 
 def test_the_closed_form_is_where_gradient_descent_ends(toy):

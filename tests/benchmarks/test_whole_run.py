@@ -52,9 +52,9 @@ def test_a_published_run_trains_averages_and_clusters(whole, tmp_path):
         return answers
 
     config = load_config(SMALL)
-    found = published_run.run(config, train, test, answers_of)
+    accuracies = published_run.run(config, train, test, answers_of)
     assert [len(answers) for answers in rounds] == [2, 2]
-    assert len(found) == 2 and all(0 <= each <= 1 for each in found)
+    assert len(accuracies) == 2 and all(0 <= accuracy <= 1 for accuracy in accuracies)
 
 
 def test_states_are_averaged_by_batches(whole):

@@ -22,9 +22,10 @@ def test_as_scipy_finds_it(seed, spread):
     places = rng.integers(0, 9, groups) + 1
     count = int(rng.integers(1, places.sum() + 1))
     cost = spread * rng.normal(size=(count, groups))
-    found = cheapest_assignment(cost, places)
-    assert np.array_equal(found, by_scipy(cost, places))  # without ties there is one best answer
-    assert (np.bincount(found, minlength=groups) <= places).all()
+    assignment = cheapest_assignment(cost, places)
+    # Without ties there is one best answer.
+    assert np.array_equal(assignment, by_scipy(cost, places))
+    assert (np.bincount(assignment, minlength=groups) <= places).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -33,9 +34,9 @@ def test_equal_costs_and_equal_points_end_at_the_same_total(seed):
     cost = rng.integers(0, 3, (60, 7)).astype(float)
     cost[30:] = cost[:30]
     places = np.full(7, 9)
-    found = cheapest_assignment(cost, places)
-    assert total(cost, found) == total(cost, by_scipy(cost, places))
-    assert np.bincount(found).max() <= 9
+    assignment = cheapest_assignment(cost, places)
+    assert total(cost, assignment) == total(cost, by_scipy(cost, places))
+    assert np.bincount(assignment).max() <= 9
 
 
 @pytest.mark.parametrize("seed", [2, 6, 8, 11])
@@ -44,8 +45,8 @@ def test_detours_that_save_only_what_rounding_leaves_end(seed):
     rng = np.random.default_rng(seed)
     cost = 0.1 * rng.integers(0, 4, (15, 5)) + rng.integers(0, 3, 5) / 3
     places = np.full(5, 3)
-    found = cheapest_assignment(cost, places)
-    assert total(cost, found) == pytest.approx(total(cost, by_scipy(cost, places)), abs=1e-9)
+    assignment = cheapest_assignment(cost, places)
+    assert total(cost, assignment) == pytest.approx(total(cost, by_scipy(cost, places)), abs=1e-9)
 
 
 def test_no_point_enters_a_group_that_is_forbidden_to_it():

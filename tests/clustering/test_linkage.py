@@ -25,10 +25,10 @@ def slow_groups(similarity, groups):
 def test_groups_are_those_of_average_linkage(groups):
     rows = np.random.default_rng(groups).normal(size=(9, 4))
     similarity = cosines(rows)
-    found = linkage_groups(similarity, groups)
-    parts = [[i for i in range(9) if found[i] == g] for g in range(groups)]
+    numbers = linkage_groups(similarity, groups)
+    parts = [[i for i in range(9) if numbers[i] == g] for g in range(groups)]
     assert sorted(parts) == slow_groups(similarity, groups)
-    assert list(dict.fromkeys(found)) == list(range(groups))  # numbered by first members
+    assert list(dict.fromkeys(numbers)) == list(range(groups))  # numbered by first members
 
 
 def test_what_is_alike_is_together_whatever_the_order():
@@ -54,8 +54,8 @@ def test_every_group_has_the_least_members(least):
 
 
 def test_equal_members_are_still_so_many_groups():
-    found = linkage_groups(np.ones((4, 4)), 2, min_members=2)
-    assert sorted(found) == [0, 0, 1, 1]
+    numbers = linkage_groups(np.ones((4, 4)), 2, min_members=2)
+    assert sorted(numbers) == [0, 0, 1, 1]
 
 
 def test_rounded_vectors_that_point_the_same_way_are_at_no_distance():

@@ -20,36 +20,36 @@ def planted(clusters: int, each: int, dim: int = 64, noise: float = 0.02):
 
 def test_recovers_planted_clusters_and_their_means():
     points, labels, _ = planted(8, 16)
-    found = local_clustering(points, 8, generator())
-    pairs = set(zip(labels.tolist(), found.assignment.tolist(), strict=True))
+    clustering = local_clustering(points, 8, generator())
+    pairs = set(zip(labels.tolist(), clustering.assignment.tolist(), strict=True))
     assert len(pairs) == 8  # a bijection
     unit = F.normalize(points, dim=1)
     for planted_label, cluster in pairs:
         mean = F.normalize(unit[labels == planted_label].mean(0), dim=0)
-        torch.testing.assert_close(found.centroids[cluster], mean)
+        torch.testing.assert_close(clustering.centroids[cluster], mean)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 100, 127, 128, 130])
 @pytest.mark.parametrize("clusters", [2, 8, 16])
 def test_every_cluster_has_its_share(n, clusters):
-    found = local_clustering(torch.randn(n, 32, generator=generator(n)), clusters, generator())
+    clustering = local_clustering(torch.randn(n, 32, generator=generator(n)), clusters, generator())
     k = min(n, clusters)
-    assert found.centroids.shape == (k, 32)
-    assert found.sizes.sum() == n
-    assert found.sizes.min() >= n // k and found.sizes.max() <= -(-n // k)
-    torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(k))
-    assert torch.equal(found.sizes, found.assignment.bincount(minlength=k))
+    assert clustering.centroids.shape == (k, 32)
+    assert clustering.sizes.sum() == n
+    assert clustering.sizes.min() >= n // k and clustering.sizes.max() <= -(-n // k)
+    torch.testing.assert_close(clustering.centroids.norm(dim=1), torch.ones(k))
+    assert torch.equal(clustering.sizes, clustering.assignment.bincount(minlength=k))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 15, 16, 17, 127, 128])
 @pytest.mark.parametrize("k_min", [1, 2, 5, 16, 17])
 def test_no_cluster_is_smaller_than_k_min(n, k_min):
     points = torch.randn(n, 8, generator=generator(n))
-    found = local_clustering(points, 8, generator(), k_min=k_min)
+    clustering = local_clustering(points, 8, generator(), k_min=k_min)
     k = min(8, n // k_min)
-    assert found.centroids.shape == (k, 8) and found.sizes.shape == (k,)
-    assert all(size >= k_min for size in found.sizes.tolist())
-    assert found.assignment.tolist().count(-1) == (0 if k else n)
+    assert clustering.centroids.shape == (k, 8) and clustering.sizes.shape == (k,)
+    assert all(size >= k_min for size in clustering.sizes.tolist())
+    assert clustering.assignment.tolist().count(-1) == (0 if k else n)
 
 
 def test_k_min_changes_nothing_where_clusters_are_larger():
@@ -67,9 +67,9 @@ def test_skewed_points_are_still_split_equally():
 
 def test_duplicates_and_opposites_give_finite_unit_centroids():
     for points in (torch.ones(20, 4), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).repeat(8, 1)):
-        found = local_clustering(points, 8, generator())
-        torch.testing.assert_close(found.centroids.norm(dim=1), torch.ones(8))
-        assert found.sizes.min() >= len(points) // 8
+        clustering = local_clustering(points, 8, generator())
+        torch.testing.assert_close(clustering.centroids.norm(dim=1), torch.ones(8))
+        assert clustering.sizes.min() >= len(points) // 8
 
 
 def test_same_generator_same_bits():

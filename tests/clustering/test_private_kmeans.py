@@ -41,17 +41,17 @@ def utility(n: int, mechanism: ClusteringMechanism, dim: int = 512, seeds: int =
     total = 0.0
     for seed in range(seeds):
         points, centres = planted(n, dim, seed=10 * seed)
-        found = private_clustering(points, 8, mechanism, key(seed))
-        total += float((centres @ found.T).max(1).values.mean()) if len(found) else 0.0
+        centroids = private_clustering(points, 8, mechanism, key(seed))
+        total += float((centres @ centroids.T).max(1).values.mean()) if len(centroids) else 0.0
     return total / seeds
 
 
 def test_without_noise_it_recovers_planted_clusters():
     points, centres = planted(500)
-    found = private_clustering(points, 8, SILENT, key())
-    assert found.shape == (8, 512) and found.dtype == torch.float32
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(8))
-    assert (centres @ found.T).max(1).values.min() > 0.8
+    centroids = private_clustering(points, 8, SILENT, key())
+    assert centroids.shape == (8, 512) and centroids.dtype == torch.float32
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(8))
+    assert (centres @ centroids.T).max(1).values.min() > 0.8
 
 
 def test_utility_rises_with_epsilon_n_and_fewer_dimensions():
@@ -101,9 +101,9 @@ def test_a_node_of_three_times_the_least_number_of_rows_branches(rows, counts):
 
 def test_one_cluster_of_duplicates_and_rows_of_zeros():
     same = F.normalize(torch.ones(300, 8), dim=1)
-    found = private_clustering(same, 4, SILENT, key())
-    assert len(found) == 1
-    torch.testing.assert_close(found, same[:1], atol=1e-5, rtol=0)
+    centroids = private_clustering(same, 4, SILENT, key())
+    assert len(centroids) == 1
+    torch.testing.assert_close(centroids, same[:1], atol=1e-5, rtol=0)
     assert len(private_clustering(torch.zeros(300, 8), 4, WEAK, key())) <= 4
 
 
@@ -142,13 +142,13 @@ def test_projected_rows_are_clustered_in_one_subspace_for_all():
     points, _ = planted(300, dim=64)
     basis = private_kmeans.shared_basis(16, 64)
     torch.testing.assert_close(basis @ basis.T, torch.eye(16).double(), atol=1e-4, rtol=0)
-    found = private_clustering(points, 8, WEAK, key(3), dimensions=16)
+    centroids = private_clustering(points, 8, WEAK, key(3), dimensions=16)
     unit = F.normalize(points.double(), dim=1)
     expected = private_clustering(unit @ basis.T, 8, WEAK, key(3)).double() @ basis
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(len(found)))
-    torch.testing.assert_close(found, F.normalize(expected, dim=1).float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(len(centroids)))
+    torch.testing.assert_close(centroids, F.normalize(expected, dim=1).float(), atol=1e-3, rtol=0)
     outside = points - (points.double() @ basis.T @ basis).float()
-    assert (found @ outside.T).abs().max() < 1e-3
+    assert (centroids @ outside.T).abs().max() < 1e-3
 
 
 def test_a_projected_row_has_no_bit_of_another():
@@ -208,14 +208,14 @@ def test_one_row_changes_one_count_a_level_by_one_and_one_sum_by_norm_one(
     assert torch.equal(all_leaves.of_row[rest], leaves.of_row)
     assert torch.equal(all_leaves.counts, leaves.counts)
     sums = [
-        noisy_sums(p, found, 0.0, NoiseStream(key()))
-        for p, found in ((points, all_leaves), (points[rest], leaves))
+        noisy_sums(p, tree_leaves, 0.0, NoiseStream(key()))
+        for p, tree_leaves in ((points, all_leaves), (points[rest], leaves))
     ]
     change = sums[0] - sums[1]
     touched = change.abs().sum(1) > 0
-    own = int(all_leaves.of_row[without])
-    assert int(touched.sum()) == (own >= 0)
-    assert own < 0 or torch.equal(change[own], points[without])
+    leaf = int(all_leaves.of_row[without])
+    assert int(touched.sum()) == (leaf >= 0)
+    assert leaf < 0 or torch.equal(change[leaf], points[without])
     assert float(change.norm()) <= 1
 
 
@@ -281,7 +281,7 @@ def test_every_count_of_a_run_has_the_calibrated_noise(monkeypatch):
     for _ in range(200):
         # One call of the first level only: later ones are seen only if the first was large.
         grow_tree(points @ planes.T > 0, 32, 8, STRONG, noise)
-    found = torch.cat(residuals).double().numpy()
-    assert found.size > 1000
+    draws = torch.cat(residuals).double().numpy()
+    assert draws.size > 1000
     # Steps of 1 are small beside a scale of 64.
-    assert stats.kstest(found, stats.laplace(scale=1 / STRONG.count_noise).cdf).pvalue > UNLIKELY
+    assert stats.kstest(draws, stats.laplace(scale=1 / STRONG.count_noise).cdf).pvalue > UNLIKELY

@@ -28,9 +28,9 @@ def scores(n: int, k: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize(("n", "k"), [(6, 3), (3, 6), (1, 4), (5, 1)])
 def test_agrees_with_the_textbook(n, k):
-    given = scores(n, k)
-    plan = sinkhorn(given, iterations=800, tolerance=1e-12)[0]
-    expected = slow_sinkhorn(given.numpy(), 25.0, 800)
+    cosines = scores(n, k)
+    plan = sinkhorn(cosines, iterations=800, tolerance=1e-12)[0]
+    expected = slow_sinkhorn(cosines.numpy(), 25.0, 800)
     np.testing.assert_allclose(plan.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
@@ -44,9 +44,9 @@ def test_marginals(n, k):
 
 def test_extreme_cosines_stay_finite_and_positive():
     # Every point sits on one centroid and opposite of the others: the kernel spans exp(50).
-    given = torch.full((40, 5), -1.0)
-    given[:, 0] = 1.0
-    plan, column = sinkhorn(given, iterations=2000)
+    cosines = torch.full((40, 5), -1.0)
+    cosines[:, 0] = 1.0
+    plan, column = sinkhorn(cosines, iterations=2000)
     assert (plan > 0).all()
     assert torch.isfinite(plan.log()).all()
     assert torch.isfinite(column).all()
@@ -54,14 +54,14 @@ def test_extreme_cosines_stay_finite_and_positive():
 
 
 def test_a_constant_added_to_the_cosines_changes_nothing():
-    given = scores(12, 4)
-    once, again = (sinkhorn(each, tolerance=1e-9)[0] for each in (given, given - 0.5))
+    cosines = scores(12, 4)
+    once, again = (sinkhorn(shifted, tolerance=1e-9)[0] for shifted in (cosines, cosines - 0.5))
     torch.testing.assert_close(once, again, rtol=1e-4, atol=0)
 
 
 def test_a_good_start_saves_iterations():
-    given = scores(40, 6)
-    plan, column = sinkhorn(given, iterations=1000, tolerance=1e-6)
-    again, _ = sinkhorn(given, iterations=1, column=column)
+    cosines = scores(40, 6)
+    plan, column = sinkhorn(cosines, iterations=1000, tolerance=1e-6)
+    again, _ = sinkhorn(cosines, iterations=1, column=column)
     torch.testing.assert_close(again, plan, rtol=1e-4, atol=0)
-    assert (sinkhorn(given, iterations=1)[0] / plan).max() > 1.5
+    assert (sinkhorn(cosines, iterations=1)[0] / plan).max() > 1.5

@@ -13,9 +13,9 @@ def test_short_vectors_keep_their_direction():
 
 def test_cosines_of_long_vectors_are_kept():
     draw = np.random.default_rng(0)
-    common, *own = draw.normal(size=(7, 600_000)).astype(np.float32)
+    common, *parts = draw.normal(size=(7, 600_000)).astype(np.float32)
     vectors = [
-        common * share + each for share, each in zip((0, 0.5, 1, 2, -1, 3), own, strict=True)
+        common * share + part for share, part in zip((0, 0.5, 1, 2, -1, 3), parts, strict=True)
     ]
     sketches = [sketch(vector, 4096).astype(float) for vector in vectors]
     for a, x in zip(vectors, sketches, strict=True):

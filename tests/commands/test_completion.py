@@ -80,7 +80,7 @@ def test_every_key_that_a_file_has_is_completed(capsys):
         for file in (conf / room).glob("*.yaml"):
             section = f"terms.{file.stem}" if room == "terms" else room
             values = yaml.safe_load(file.read_text()) or {}
-            found = values.get(room, {}) if "@package _global_" in file.read_text() else values
-            keys = {f"{section}.{key}" for key in found}
+            entries = values.get(room, {}) if "@package _global_" in file.read_text() else values
+            keys = {f"{section}.{key}" for key in entries}
             missing |= {k for k in keys - offered if not k.endswith(NO_KEYS)}
     assert missing == set()

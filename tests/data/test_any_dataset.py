@@ -305,8 +305,8 @@ def test_data_sets_of_hugging_face():
     )  # fmt: skip
     rows = {"id": list(range(6)), "img": PICTURES, "label": LABELS}
     whole = datasets.Dataset.from_dict(rows, features=features)
-    given = datasets.DatasetDict(train=whole.select(range(4)), test=whole.select([4, 5]))
-    data = as_dataset(given, "mine", 8)
+    splits = datasets.DatasetDict(train=whole.select(range(4)), test=whole.select([4, 5]))
+    data = as_dataset(splits, "mine", 8)
     assert torch.equal(data.train.images, IMAGES[:4]) and torch.equal(data.test.images, IMAGES[4:])
     assert data.train.labels.tolist() == LABELS[:4]
     assert data.train.classes == ("zebra", "ant", "cat")

@@ -77,10 +77,10 @@ def test_jitter_is_drawn_as_by_torchvision():
     ours = _draw(SIMCLR)
 
     for operation, (low, high) in enumerate(ranges):
-        own = ours.factors[:, operation]
-        assert stats.ks_2samp(own, theirs[:, operation]).pvalue > LEAST_P
-        assert own.min() >= low
-        assert own.max() <= high
+        factors = ours.factors[:, operation]
+        assert stats.ks_2samp(factors, theirs[:, operation]).pvalue > LEAST_P
+        assert factors.min() >= low
+        assert factors.max() <= high
     digits = torch.tensor([1000, 100, 10, 1])
     their_orders = torch.stack([p[0] for p in params])
     assert (ours.order.sort(dim=1).values == torch.arange(4)).all()
@@ -212,7 +212,7 @@ def test_views_are_drawn_alike_in_any_size_and_of_the_size_that_is_asked_for():
     small = augment(images, recipes, _generator(), 8)
     for view, same in zip(large.images, small.images, strict=True):
         assert same.shape == (16, 3, 8, 8)
-        means = (each.mean((2, 3)) for each in (view, same))
+        means = (batch.mean((2, 3)) for batch in (view, same))
         assert torch.allclose(*means, atol=0.02)  # the same cuts
 
 

@@ -80,9 +80,9 @@ def _boxes_and_flips() -> dict[str, Tensor]:
 def _cropped_one_by_one(sources: list, box: Tensor, flip: Tensor, size: int = SIZE) -> list:
     return [
         (F.horizontal_flip if mirrored else lambda x: x)(
-            F.resized_crop(source, *own, [size, size], InterpolationMode.BICUBIC, antialias=True)
+            F.resized_crop(source, *crop, [size, size], InterpolationMode.BICUBIC, antialias=True)
         )
-        for source, own, mirrored in zip(sources, box.tolist(), flip, strict=True)
+        for source, crop, mirrored in zip(sources, box.tolist(), flip, strict=True)
     ]
 
 
@@ -194,8 +194,8 @@ def test_solarize(images: Tensor):
     wanted = torch.arange(COUNT) % 2 == 0
     result = transforms.apply(images, _parameters(solarize=wanted))
 
-    for image, own, actual in zip(images, wanted, result, strict=True):
-        expected = _from_pil(F.solarize(_pil(image), 128)) if own else image.float() / 255
+    for image, solarized, actual in zip(images, wanted, result, strict=True):
+        expected = _from_pil(F.solarize(_pil(image), 128)) if solarized else image.float() / 255
         _close(actual, expected, 1e-6)
 
 
@@ -245,8 +245,8 @@ def test_an_image_does_not_depend_on_its_batch(images: Tensor):
     whole = transforms.apply(images, parameters)
 
     for index in range(COUNT):
-        own = Parameters(**{k: v[index : index + 1] for k, v in vars(parameters).items()})
-        _close(transforms.apply(images[index : index + 1], own)[0], whole[index], 1e-5)
+        one = Parameters(**{k: v[index : index + 1] for k, v in vars(parameters).items()})
+        _close(transforms.apply(images[index : index + 1], one)[0], whole[index], 1e-5)
 
 
 def test_the_way_of_gpus_gives_the_same(images: Tensor, monkeypatch: pytest.MonkeyPatch):

@@ -45,5 +45,5 @@ def test_head_and_workers_have_one_image_one_ray_and_the_photographs(job):
         (container,) = pod["containers"]
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert "photos" in mounts and mounts == {volume["name"] for volume in pod["volumes"]}
-        telemetry = {each["name"]: each["value"] for each in container["env"]}
+        telemetry = {variable["name"]: variable["value"] for variable in container["env"]}
         assert set(telemetry.values()) == {"0"}

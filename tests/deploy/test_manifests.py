@@ -76,13 +76,13 @@ class TestCompose:
 
     def test_has_its_keys_as_files_and_no_others(self, name):
         service = COMPOSE["services"][name]
-        found = {
-            each["target"]: COMPOSE["secrets"][each["source"]]["file"]
-            for each in service["secrets"]
+        files = {
+            secret["target"]: COMPOSE["secrets"][secret["source"]]["file"]
+            for secret in service["secrets"]
         }
         bundle = "./security" if name == "server" else f"./security/bundles/{name}"
         names = {"server": ["server.crt", "server.key"]}.get(name, ["client.key", "client.pub"])
-        assert found == {f"{SECURITY}/ca.crt": "./security/ca.crt"} | {
+        assert files == {f"{SECURITY}/ca.crt": "./security/ca.crt"} | {
             f"{SECURITY}/{file}": f"{bundle}/{file}" for file in names
         }
         assert service["volumes"][0] == f"{name}:{HOME}"
@@ -116,7 +116,7 @@ def enabled(kind):
 
 def objects(kind, filled=Filled):
     manifests = filled(enabled(kind)).values()
-    return [each for text in manifests for each in yaml.safe_load_all(text) if each]
+    return [manifest for text in manifests for manifest in yaml.safe_load_all(text) if manifest]
 
 
 def by_helm(values):
@@ -137,7 +137,7 @@ class TestChart:
         (container,) = pod(kind)["containers"]
         services = COMPOSE["services"].values()
         (command,) = {tuple(s["command"]) for s in services if target_of(s["image"]) == kind}
-        there = [each.replace("=fl.example.org:", "=server:") for each in container["args"]]
+        there = [argument.replace("=fl.example.org:", "=server:") for argument in container["args"]]
         assert there == [*command]
 
     def test_is_locked_up(self, kind):
@@ -151,8 +151,8 @@ class TestChart:
 
     def test_has_its_keys_from_a_secret_and_its_home_on_a_volume(self, kind):
         (container,) = pod(kind)["containers"]
-        mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
-        volumes = {each["name"]: each for each in pod(kind)["volumes"]}
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod(kind)["volumes"]}
         assert volumes["keys"]["secret"]["secretName"] == VALUES[kind]["secret"]
         keys = [p.removeprefix(SECURITY) for p, m in mounts.items() if m["name"] == "keys"]
         files = ["/ca.crt", "/server.crt", "/server.key"]
@@ -168,10 +168,12 @@ class TestChart:
     def test_helm_and_kubernetes_accept_it(self, kind):
         helm = pytest.importorskip("helm_python", reason="needs the extra deploy")
         kubernetes = pytest.importorskip("kubernetes_validate", reason="needs the extra deploy")
-        found = helm.lint(str(CHART), enabled(kind), strict=True)
-        assert not found["errors"] and all(each["severity"] < 2 for each in found["messages"])
-        for each in objects(kind):
-            kubernetes.validate(each, "1.30", strict=True)
+        report = helm.lint(str(CHART), enabled(kind), strict=True)
+        assert not report["errors"] and all(
+            message["severity"] < 2 for message in report["messages"]
+        )
+        for manifest in objects(kind):
+            kubernetes.validate(manifest, "1.30", strict=True)
 
 
 def pod(kind):
@@ -180,7 +182,7 @@ def pod(kind):
 
 def test_the_servers_probes_are_its_gates_and_find_its_service():
     (container,) = pod("server")["containers"]
-    port = {each["name"]: each["containerPort"] for each in container["ports"]}["fleet"]
+    port = {entry["name"]: entry["containerPort"] for entry in container["ports"]}["fleet"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {
             "path": "/health",

@@ -184,7 +184,7 @@ class Node:
         store = self.objects.store()
         tree = store.get_object_tree(reply.metadata.message_id)
         # The reply comes first, and then what it is made of.
-        while not all(pieces := [store.get(each.object_id) for each in iterate_object_tree(tree)]):
+        while not all(pieces := [store.get(part.object_id) for part in iterate_object_tree(tree)]):
             assert time.monotonic() < deadline, "not all of a reply came"
             time.sleep(0.02)
         self.state.delete_messages(message_ids=[about.message_id, about.reply_to_message_id])

@@ -267,7 +267,7 @@ def test_a_resumed_server_that_waits_for_others_has_the_same_model(tmp_path):
     (tmp_path / "config.yaml").write_text(config_to_yaml(before))
     again = load(ServerConfig, [f"resume={tmp_path}", "federation.min_clients=3"])
     sent = [build_learner(config.for_clients(), 3) for config in (before, again)]
-    first, second = (Schemas.of(each, before.for_clients()).fingerprint for each in sent)
+    first, second = (Schemas.of(learner, before.for_clients()).fingerprint for learner in sent)
     assert first == second
     assert {name: t.shape for name, t in sent[0].state_dict().items()} == {
         name: t.shape for name, t in sent[1].state_dict().items()

@@ -49,7 +49,7 @@ def test_runs_are_submitted_listed_and_cancelled(submit):
     queue = RunQueue(Path("runs"))
     assert queue.next().name == "0002"
     folders = (Path("runs"), Path("runs/0001"))  # what is in them nobody else can read
-    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
     first = queue.runs()[0].config(server("port=1234", "security=keys"))
     assert (first.method.name, first.seed, first.model.width) == ("simclr", 7, 8)
     assert (first.port, first.security, first.queue) == (1234, "keys", None)
@@ -141,8 +141,8 @@ def test_relative_weights_are_those_of_who_submits(submit, weights):
     Path("pretrained").mkdir()
     run_config = run_to_submit(["model=timm", "model.timm=test_resnet", f"model.weights={weights}"])
     run = RunQueue(Path("runs")).put(run_config)
-    found = run.config(server()).model.options["weights"]
-    assert found == (weights if weights == "pretrained" else str(Path(weights).absolute()))
+    stored_weights = run.config(server()).model.options["weights"]
+    assert stored_weights == (weights if weights == "pretrained" else str(Path(weights).absolute()))
 
 
 def test_lines_are_written_as_the_server_was_told(submit):
@@ -179,7 +179,7 @@ def test_a_full_disk_neither_ends_nor_adds_a_run(submit, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             run.end("done")
         assert submit("model.width=8")[0] == 1
-    assert run.state == "waiting" and [each.name for each in Path("runs").iterdir()] == ["0001"]
+    assert run.state == "waiting" and [path.name for path in Path("runs").iterdir()] == ["0001"]
     assert run.end("done") and run.state == "done"
 
 
@@ -230,10 +230,10 @@ def test_runs_that_are_submitted_together_are_all_kept(tmp_path):
     queue, config = RunQueue(tmp_path / "runs"), run_to_submit(["model.width=8"])
     queue.make()
     threads = [threading.Thread(target=queue.put, args=(config,)) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     (tmp_path / "runs" / "0099").mkdir()  # of somebody who was killed before it was written
     assert [run.name for run in queue.runs()] == [f"{n:04}" for n in range(1, 9)]
     assert queue.put(config).name == "0100"

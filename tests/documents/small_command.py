@@ -45,15 +45,15 @@ def small(printed):
     values = words
     if "-m" in printed:  # of a sweep the first run
         several = zip(words, swept_values(words), strict=True)
-        values = [f"{word.partition('=')[0]}={each[0]}" for word, each in several]
+        values = [f"{word.partition('=')[0]}={swept[0]}" for word, swept in several]
     config = load_config(values)
     added = PHOTOGRAPHS if config.data.name == "cifar10" else ()
     # Central training, which the command is about, as many clients as there are classes, as many as
     # fill a buffer, and a share of them on which other keys depend.
     fixed = config.federation.clients < 4 or config.partition.name == "by_class"
-    kept = ["federation.clients="] * (fixed or config.exchange.name == "buffered")
-    kept += ["federation.participation="] * (config.federation.participation < 1)
-    chosen = [key for key in SMALL if not key.startswith(tuple(kept))]
+    starts = ["federation.clients="] * (fixed or config.exchange.name == "buffered")
+    starts += ["federation.participation="] * (config.federation.participation < 1)
+    chosen = [key for key in SMALL if not key.startswith(tuple(starts))]
     composed = load_config([*values, *added, *chosen])
     return [*added, *without_unread(composed, chosen)]
 

@@ -29,17 +29,17 @@ def test_equal_models_are_not_apart():
     (one,) = models(1)
     assert distance(one, one) == 0
     assert streamed([one, one, one], before=one) == streamed([one, one, one], [1, 2, 3], before=one)
-    found = streamed([one, one, one])
-    assert (found.mean, found.pairs) == pytest.approx((0, 0), abs=1e-6) and found.clients == 3
+    drift = streamed([one, one, one])
+    assert (drift.mean, drift.pairs) == pytest.approx((0, 0), abs=1e-6) and drift.clients == 3
 
 
 def test_of_two_clients_the_published_distances():
     """Both are as far from their mean, and there is one pair: nothing has to be averaged."""
     a, b = models(2)
-    found = streamed([a, b])
-    assert found.pairs == pytest.approx(distance(a, b), rel=1e-6)
+    drift = streamed([a, b])
+    assert drift.pairs == pytest.approx(distance(a, b), rel=1e-6)
     mean = (a.astype(np.float64) + b) / 2
-    assert found.mean == pytest.approx(distance(a, mean), rel=1e-6)
+    assert drift.mean == pytest.approx(distance(a, mean), rel=1e-6)
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 5.0, 2.0, 0.5]])
@@ -60,8 +60,8 @@ def test_of_many_the_root_mean_square_in_each_layer(weights):
             weight += p * q
         pairs += math.sqrt(total / weight)
     for before in (None, states[2], models(1, seed=1)[0]):
-        found = streamed(states, weights, before)
-        assert (found.mean, found.pairs) == pytest.approx((from_mean, pairs), rel=1e-5)
+        drift = streamed(states, weights, before)
+        assert (drift.mean, drift.pairs) == pytest.approx((from_mean, pairs), rel=1e-5)
 
 
 def test_one_client_alone_has_no_drift():

@@ -26,12 +26,12 @@ def test_a_probe_sees_as_many_labels_of_every_class(monkeypatch, fraction, each)
         return linear_accuracy(features, labels, *test)
 
     monkeypatch.setattr("orchestra_flwr.evaluation.few_labels.linear_accuracy", looking)
-    found = probe_accuracies(bank, queries, fraction, (3, 4))
+    accuracies = probe_accuracies(bank, queries, fraction, (3, 4))
     assert seen == [[each] * 10] * 2
     chosen = labelled_subset(bank[1], fraction, 3)
-    assert found["runs"][0] == linear_accuracy(bank[0][chosen], bank[1][chosen], *queries)
+    assert accuracies["runs"][0] == linear_accuracy(bank[0][chosen], bank[1][chosen], *queries)
     assert not torch.equal(chosen, labelled_subset(bank[1], fraction, 4))
-    assert found["mean"] == pytest.approx(sum(found["runs"]) / 2)
+    assert accuracies["mean"] == pytest.approx(sum(accuracies["runs"]) / 2)
 
 
 @pytest.mark.slow

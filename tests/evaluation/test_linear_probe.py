@@ -74,13 +74,13 @@ def test_a_small_probe_is_the_same_with_any_number_of_threads():
     """And these are as before afterwards."""
     x, y = overlapping()
     before = torch.get_num_threads()
-    found = []
+    probes = []
     for threads in (1, 2, 3):
         with torch_threads(threads):
-            found.append(fit_linear_probe(x, y))
+            probes.append(fit_linear_probe(x, y))
             assert torch.get_num_threads() == threads
     assert torch.get_num_threads() == before
-    assert all(torch.equal(each.weight, found[0].weight) for each in found)
+    assert all(torch.equal(probe.weight, probes[0].weight) for probe in probes)
 
 
 def test_shift_and_scale_of_the_features_do_not_matter():

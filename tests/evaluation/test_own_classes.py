@@ -70,16 +70,18 @@ def test_scores_of_a_client_with_the_shares_of_everybody_are_the_usual_ones():
     images = images.to(torch.uint8)
     head = nn.Linear(4, 3)
     everybody = OwnClasses((images, labels), (images, labels), labels, labels)
-    found = everybody.scores(Pixels(), head, 16)
+    scores = everybody.scores(Pixels(), head, 16)
     features = Pixels()(images)
-    assert found["linear"] == pytest.approx(linear_accuracy(features, labels, features, labels))
+    assert scores["linear"] == pytest.approx(linear_accuracy(features, labels, features, labels))
     expected = (head(features).argmax(1) == labels).double().mean()
-    assert found["accuracy"] == pytest.approx(float(expected))
+    assert scores["accuracy"] == pytest.approx(float(expected))
     # A head of the client's own knows the classes of its few images alone.
     few = labels < 2
-    own = OwnClasses((images, labels), (images, labels), labels, labels, (images[few], labels[few]))
+    few_shown = OwnClasses(
+        (images, labels), (images, labels), labels, labels, (images[few], labels[few])
+    )
     expected = linear_accuracy(features[few], labels[few], features, labels)
-    personal = own.scores(Pixels(), None, 16)["personal"]
+    personal = few_shown.scores(Pixels(), None, 16)["personal"]
     assert personal == pytest.approx(expected) and personal <= 2 / 3
     # The method may number classes in its own way: only that counts for its classifier.
     turned = OwnClasses((images, labels), (images, labels), 2 - labels, labels)

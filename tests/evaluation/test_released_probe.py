@@ -50,8 +50,8 @@ def test_it_takes_batch_norms_statistics_anew_and_leaves_the_encoder():
 
 
 def test_the_epoch_is_chosen_by_the_test_images(monkeypatch):
-    found = iter([0.3, 0.9, 0.5])
-    monkeypatch.setattr(Classifier, "accuracy", lambda *_: next(found))
+    accuracies = iter([0.3, 0.9, 0.5])
+    monkeypatch.setattr(Classifier, "accuracy", lambda *_: next(accuracies))
     schedule = Schedule(epochs=3, batch_size=32, lr=0.1)
     images = striped(40, 0)
     best = released_accuracy(

@@ -159,16 +159,16 @@ def photographs(root):
 
 def test_one_folders_figures_are_not_lost_to_anothers(run, command, tmp_path, tiny):
     """A run on photographs, judged by its own and by others: what it is told by are its own."""
-    own, other = (photographs(tmp_path / name) for name in ("own", "other"))
-    (run / "config.yaml").write_text(config_to_yaml(tiny(*own, "data.image_size=8")))
+    photos, other = (photographs(tmp_path / name) for name in ("own", "other"))
+    (run / "config.yaml").write_text(config_to_yaml(tiny(*photos, "data.image_size=8")))
     spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=8)
     save_encoder(run / "encoder.safetensors", Encoder(spec), backbone="target")
     for chosen in ((), other):
         assert command(f"run={run}", "protocols=[knn]", *chosen)[0] == 0
     names = {path.name for path in (run / "evaluation").iterdir()}
     assert names == {"image_folder-own.json", "image_folder-other.json"}
-    found = read_run(run).evaluations["image_folder-own"]
-    assert found["data"]["root"] == str(tmp_path / "own")
+    report = read_run(run).evaluations["image_folder-own"]
+    assert report["data"]["root"] == str(tmp_path / "own")
 
 
 def test_an_evaluation_of_ones_own_name_leaves_the_others_as_they_are(run, command):

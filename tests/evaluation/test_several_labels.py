@@ -22,7 +22,7 @@ def average_precision(scores, shown):
     """Mean of the precisions at the ranks of the images that show the class."""
     order = scores.argsort(descending=True).tolist()
     hits = [rank for rank, image in enumerate(order, start=1) if shown[image]]
-    return sum(found / rank for found, rank in enumerate(hits, start=1)) / len(hits)
+    return sum(count / rank for count, rank in enumerate(hits, start=1)) / len(hits)
 
 
 def test_it_is_the_mean_over_the_classes_of_probes_of_one_against_the_rest():
@@ -32,9 +32,9 @@ def test_it_is_the_mean_over_the_classes_of_probes_of_one_against_the_rest():
     for class_ in range(3):
         logits = fit_linear_probe(train, train_tags[:, class_].long(), 1e-2).logits(test)
         expected.append(average_precision(logits[:, 1] - logits[:, 0], test_tags[:, class_]))
-    found = mean_average_precision(train, train_tags, test, test_tags, 1e-2)
-    assert found.mean == pytest.approx(sum(expected) / 3, abs=1e-6)
-    assert 0.7 < found.mean < 1
+    precision = mean_average_precision(train, train_tags, test, test_tags, 1e-2)
+    assert precision.mean == pytest.approx(sum(expected) / 3, abs=1e-6)
+    assert 0.7 < precision.mean < 1
     shuffled = train_tags[torch.randperm(200, generator=torch.Generator().manual_seed(2))]
     assert mean_average_precision(train, shuffled, test, test_tags, 1e-2).mean < 0.6
 
@@ -53,11 +53,13 @@ def test_classes_that_cannot_be_learned_or_tested_do_not_count():
 @pytest.mark.slow
 def test_its_standard_error_is_how_far_other_test_images_move_it():
     train, train_tags = images(200, 0)
-    found = [mean_average_precision(train, train_tags, *images(100, n), 1e-2) for n in range(1, 9)]
-    spread = statistics.stdev(each.mean for each in found)
-    reported = statistics.mean(each.standard_error for each in found)
+    precisions = [
+        mean_average_precision(train, train_tags, *images(100, n), 1e-2) for n in range(1, 9)
+    ]
+    spread = statistics.stdev(precision.mean for precision in precisions)
+    reported = statistics.mean(precision.standard_error for precision in precisions)
     assert reported == pytest.approx(spread, rel=0.5)
-    assert found[0] == mean_average_precision(train, train_tags, *images(100, 1), 1e-2)
+    assert precisions[0] == mean_average_precision(train, train_tags, *images(100, 1), 1e-2)
 
 
 def test_a_class_that_a_single_test_image_shows_has_an_error_too():
@@ -65,8 +67,8 @@ def test_a_class_that_a_single_test_image_shows_has_an_error_too():
     (train, train_tags), (test, _) = images(60, 0), images(40, 1)
     test_tags = torch.zeros(40, 3, dtype=torch.bool)
     test_tags[7, 0] = True
-    found = mean_average_precision(train, train_tags, test, test_tags, 1e-2)
-    assert 0 <= found.standard_error < 0.5
+    precision = mean_average_precision(train, train_tags, test, test_tags, 1e-2)
+    assert 0 <= precision.standard_error < 0.5
 
 
 @pytest.mark.parametrize("where", ["train", "test"])

@@ -43,8 +43,8 @@ def test_paths_are_taken_literally(root):
     assert {c.data.options["root"] for c in configs.values()} == {root.strip("'")}
     roots = [f"{root}/one", f"{root}/two"] if "," not in root else ["'/a, b'", "/c"]
     rows, configs = make_sweep(["data=image_folder", f"data.root={','.join(roots)}"])
-    found = [configs[row.run].data.options["root"] for row in rows]
-    assert found == [each.strip("'") for each in roots]
+    used = [configs[row.run].data.options["root"] for row in rows]
+    assert used == [root_.strip("'") for root_ in roots]
 
 
 def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():

@@ -79,8 +79,8 @@ def test_a_run_of_another_folder_of_the_same_name_is_pointed_out(tmp_path, tiny_
     runs = tmp_path / "runs"
 
     def lines(root):
-        given = [*tiny_overrides, "data=image_folder", f"data.root={root}", "data.image_size=8"]
-        plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=given)
+        overrides = [*tiny_overrides, "data=image_folder", f"data.root={root}", "data.image_size=8"]
+        plan, configs = make_plan("table6", "small", seeds=[0], only=["base"], extra=overrides)
         (run,) = configs
         if not runs.exists():
             (runs / run).mkdir(parents=True)

@@ -86,8 +86,8 @@ def test_a_network_under_these_names_has_the_encoders_features(make_run, capsys)
     tensors, _ = export(run, capsys)
     images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
     expected = load_encoder(run)(images)
-    found = detectron2_forward(tensors, images / 127.5 - 1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    features = detectron2_forward(tensors, images / 127.5 - 1)
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_the_names_of_timms_resnets(name, blocks, convolutions, first_shortcut):
     timm = pytest.importorskip("timm", reason="needs the extra timm")
     with torch.device("meta"):
         state = timm.create_model(name, num_classes=0).state_dict()
-    found = detectron2_names(f"model.{n}" for n in state if not n.endswith("num_batches_tracked"))
+    names = detectron2_names(f"model.{n}" for n in state if not n.endswith("num_batches_tracked"))
     expected = set(names_of_a_resnet(blocks, convolutions, first_shortcut))
-    assert set(found.values()) == expected and len(found) == len(expected)
+    assert set(names.values()) == expected and len(names) == len(expected)
 
 
 def test_a_timm_encoder_is_exported_with_its_first_layer_for_large_images(tmp_path, capsys):

@@ -132,8 +132,8 @@ def test_a_card_says_if_not_all_test_images_count(finished, limit, said):
 
 @pytest.mark.parametrize(("by", "is_said"), [("linear", True), ("effective_rank", False)])
 def test_a_card_says_if_test_images_chose_the_round(finished, by, is_said):
-    kept = {**SUMMARY, "kept_round": 2, "kept_by": by}
-    (finished / "summary.json").write_text(json.dumps(kept))
+    summary = {**SUMMARY, "kept_round": 2, "kept_by": by}
+    (finished / "summary.json").write_text(json.dumps(summary))
     assert ("chose the round" in text_of(finished)) is is_said
 
 

@@ -122,8 +122,8 @@ def test_the_server_of_a_simulation_knows_which_labels_are_shown(tiny):
     whole = load_population(config)
     train, shown = whole.dataset.train, evaluation_dataset(config, whole).shown
     for client, part in whole.parts.items():
-        own = OrchestraClient(config, client, train.images[part], train.labels[part])
-        assert torch.equal(own.labels != UNLABELLED, shown[part])
+        numpy_client = OrchestraClient(config, client, train.images[part], train.labels[part])
+        assert torch.equal(numpy_client.labels != UNLABELLED, shown[part])
         assert 1 <= shown[part].sum() <= max(1, round(0.1 * len(part)))
 
 
@@ -148,8 +148,8 @@ def test_encoders_can_be_judged_by_the_images_as_clients_have_them(tiny):
         turned = shift_images(config.shift, train.images[part], indices, client, config.seed)
         assert torch.equal(judging.train.images[rows], turned)
         assert torch.equal(judging.train.labels[rows], train.labels[part])
-        own = OrchestraClient(config, client, turned, train.labels[part])
-        assert torch.equal(own.labels != UNLABELLED, judging.shown[rows])
+        numpy_client = OrchestraClient(config, client, turned, train.labels[part])
+        assert torch.equal(numpy_client.labels != UNLABELLED, judging.shown[rows])
         start += len(part)
     assert start == len(judging.train) < len(train)
     assert judging.test is whole.dataset.test

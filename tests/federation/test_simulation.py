@@ -47,8 +47,8 @@ def test_the_untrained_encoder_is_evaluated_while_an_engine_starts(simulated, mo
 
     monkeypatch.setattr(InlineEngine, "run", later)
     monkeypatch.setattr(InlineEngine, "starts_immediately", False)
-    found = run()
-    assert found["untrained"] == expected["untrained"] and found["knn"] == expected["knn"]
+    summary = run()
+    assert summary["untrained"] == expected["untrained"] and summary["knn"] == expected["knn"]
 
 
 def test_a_client_that_sees_other_images_than_the_server_fails(simulated):

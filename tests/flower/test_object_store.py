@@ -63,14 +63,14 @@ def test_a_round_is_stored_once_and_the_next_one_anew(monkeypatch):
     for value in (1.0, 2.0):
         record = to_record({"a": VALUES * np.float32(value), "b": VALUES[:3]})
         messages = [message(record, node) for node in (1, 2, 3)]
-        for each in messages:
-            broadcast(each)
-            assert len(pickle.dumps(each)) < 5_000
-        for each in messages:
-            got = from_record(pickle.loads(pickle.dumps(each)).content.array_records["arrays"])
+        for message_ in messages:
+            broadcast(message_)
+            assert len(pickle.dumps(message_)) < 5_000
+        for message_ in messages:
+            got = from_record(pickle.loads(pickle.dumps(message_)).content.array_records["arrays"])
             np.testing.assert_array_equal(got["a"], VALUES * np.float32(value))
     assert len(store.puts) == 4  # two arrays in each of two rounds
-    broadcast(each)  # sent again
+    broadcast(message_)  # sent again
     assert len(store.puts) == 4
 
 

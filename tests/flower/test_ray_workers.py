@@ -50,7 +50,7 @@ class ScriptedRay:
         return reply
 
     def wait(self, references, num_returns, timeout):
-        return [each for each in references if each[0].is_up is not None], []
+        return [reference for reference in references if reference[0].is_up is not None], []
 
     def kill(self, worker):
         self.killed.append(worker)
@@ -67,11 +67,11 @@ def ray(monkeypatch):
 
 def pool_of(ray, *capacities):
     """Three workers; `capacities` are what later looks at the machines find, the last for good."""
-    found = iter(capacities)
+    readings = iter(capacities)
     latest = [3]
 
     def capacity():
-        latest[0] = next(found, latest[0])
+        latest[0] = next(readings, latest[0])
         return latest[0]
 
     workers = RayWorkers(lambda: 3)
@@ -98,8 +98,8 @@ def test_the_client_of_a_lost_machine_is_trained_by_the_workers_that_are_left(ra
     """Two of three are lost, and there is no room for their successors until another one comes."""
     workers = pool_of(ray, 1)
     left, *lost = ray.started
-    for each in lost:
-        each.is_up = False
+    for worker in lost:
+        worker.is_up = False
     ray.room = False
     assert trained(workers) == [lost[1], left]  # the idle one that was lost as well is given nobody
     assert ray.killed == [lost[1], lost[0]]
@@ -107,8 +107,8 @@ def test_the_client_of_a_lost_machine_is_trained_by_the_workers_that_are_left(ra
     assert len(ray.started) == 5
     (line,) = caplog.messages
     assert line.endswith("was lost: its clients are trained again; workers left: 1")
-    for each in ray.started[3:]:
-        each.is_up = True
+    for worker in ray.started[3:]:
+        worker.is_up = True
     left.is_up = False
     assert trained(workers)[-1] in ray.started[3:]
 
@@ -139,8 +139,8 @@ def test_a_worker_outlives_the_error_of_a_client(ray):
 def test_without_a_machine_for_a_while_the_run_is_over(ray, monkeypatch):
     monkeypatch.setattr(ray_workers, "PATIENCE", 0.05)
     workers = pool_of(ray, 0)
-    for each in ray.started:
-        each.is_up = False
+    for worker in ray.started:
+        worker.is_up = False
     ray.room = False
     with pytest.raises(
         RuntimeError, match="no machine of the cluster is left, and none came in 0 s"
@@ -151,8 +151,8 @@ def test_without_a_machine_for_a_while_the_run_is_over(ray, monkeypatch):
 
 def test_a_machine_that_comes_in_time_takes_the_clients_of_the_last_one(ray, monkeypatch):
     workers = pool_of(ray, 0, 0, 1)
-    for each in ray.started:
-        each.is_up = False
+    for worker in ray.started:
+        worker.is_up = False
     monkeypatch.setattr(workers._is_over, "wait", lambda pause: setattr(ray.started[3], "is_up", 1))
     ray.room = False
     assert trained(workers)[-1] is ray.started[3]

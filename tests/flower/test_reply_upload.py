@@ -39,7 +39,7 @@ def test_an_honest_reply_is_as_ever(monkeypatch):
         monkeypatch.setattr(TaskIdentity, name, 1)
     record = ArrayRecord({"a": Array("uint8", (1000,), "numpy.ndarray", CHUNK)})
     sent = Message(RecordDict({"arrays": record}), 7, "train")
-    contents = {key: each.deflate() for key, each in get_all_nested_objects(sent).items()}
+    contents = {key: nested.deflate() for key, nested in get_all_nested_objects(sent).items()}
     assert bytes_of_arrays(contents) == 1000
     received = put_together(sent.object_id, contents, 1000)
     assert received.content["arrays"]["a"].data == CHUNK

@@ -45,12 +45,12 @@ def test_only_the_servers_own_run_is_worked_on_and_a_superlink_that_stands_still
         wait_until_up(socket, link)
         control = SuperLinkControl(socket, None)
         foreign = submit(control, ("evil", "evilapp"))
-        own = control.start_run({"pyproject.toml": PROJECT.encode()})
+        run_id = control.start_run({"pyproject.toml": PROJECT.encode()})
         with (
             pytest.raises(EngineStoppedError, match="SuperLink has ended this run"),
-            server_task(socket, None, own, lines.append) as grid,
+            server_task(socket, None, run_id, lines.append) as grid,
         ):
-            assert grid.run.run_id == own != foreign
+            assert grid.run.run_id == run_id != foreign
             assert grid._runtime_client._client.timeout.read > 100  # replies are given once
             grid._runtime_client._client.timeout = 0.5
             os.kill(link.pid, signal.SIGSTOP)
@@ -58,7 +58,7 @@ def test_only_the_servers_own_run_is_worked_on_and_a_superlink_that_stands_still
             assert list(grid.get_nodes()) == []
             files = Path(f"/proc/{link.pid}/task").glob("*/children")
             started = [file.read_text() for file in files]
-            control.stop_run(own)
+            control.stop_run(run_id)
             list(grid.get_nodes())
     finally:
         link.stop()

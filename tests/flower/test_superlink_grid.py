@@ -63,7 +63,10 @@ class SuperLink:
         self.grid = HttpGrid(token="not asked for")  # noqa: S106
         self.grid.set_run(self.run)
         self.grid._client = SimpleNamespace(
-            **{name: partial(each, state=self.state, task=task) for name, each in HANDLERS.items()}
+            **{
+                name: partial(handler, state=self.state, task=task)
+                for name, handler in HANDLERS.items()
+            }
         )
 
     def connected(self, name):
@@ -74,7 +77,7 @@ class SuperLink:
 
     def kept(self):
         """How many models lie in the store, in their bytes."""
-        return sum(len(each.content) for each in self.store.store.values()) // (4 * FLOATS)
+        return sum(len(object_.content) for object_ in self.store.store.values()) // (4 * FLOATS)
 
 
 class Client:
@@ -89,9 +92,9 @@ class Client:
         answer = fleet_handlers.pull_messages(request, state, store)
         if not answer.messages_list:
             return None
-        for each in iterate_object_tree(answer.message_object_trees[0]):
+        for part in iterate_object_tree(answer.message_object_trees[0]):
             pull = PullObjectRequest(
-                node=self.node, run_id=self.superlink.run.run_id, object_id=each.object_id
+                node=self.node, run_id=self.superlink.run.run_id, object_id=part.object_id
             )
             assert fleet_handlers.pull_object(pull, state).object_available
         message = message_from_proto(answer.messages_list[0])
@@ -141,7 +144,7 @@ def model(value):
 
 def messages(*clients, value=0.0):
     content = model(value)
-    return [Message(content, each.node_id, "train", ttl=1000) for each in clients]
+    return [Message(content, client.node_id, "train", ttl=1000) for client in clients]
 
 
 @pytest.fixture
@@ -183,11 +186,13 @@ def test_a_round_that_is_answered_leaves_nothing(superlink, grid):
 
 
 def test_who_was_sent_a_message_is_reported_once_it_can_be_fetched(superlink):
-    clients = {each.node_id: each for each in (Client(superlink, "a"), Client(superlink, "b"))}
+    clients = {
+        client.node_id: client for client in (Client(superlink, "a"), Client(superlink, "b"))
+    }
     fetched = []
     grid = SuperLinkGrid(superlink.grid, sent=lambda node: fetched.append(clients[node].fetch()))
     list(grid.push_messages(messages(*clients.values(), value=1.0)))
-    assert [each.metadata.dst_node_id for each in fetched] == list(clients)
+    assert [message.metadata.dst_node_id for message in fetched] == list(clients)
 
 
 def test_replies_of_many_are_looked_for_by_one_request(superlink, grid):
@@ -306,7 +311,7 @@ def test_an_upload_that_expires_while_another_begins_locks_nobody_out(
     """Each waited for the other, and the SuperLink answered nobody any more."""
     stalled, quick = Client(superlink, "stalled"), Client(superlink, "quick")
     key, other = grid.push_messages(messages(stalled, quick))
-    fetched = {each: each.fetch() for each in (stalled, quick)}
+    fetched = {client: client.fetch() for client in (stalled, quick)}
     next(stalled.upload(fetched[stalled], 1.0))  # and no other part
     assert grid.look([key]) == {}
     for session in superlink.state._object_push_sessions.values():
@@ -324,9 +329,9 @@ def test_an_upload_that_expires_while_another_begins_locks_nobody_out(
     assert begun.wait(5)
     look = threading.Thread(target=grid.look, args=([key],), daemon=True)
     look.start()
-    for each in (begin, look):
-        each.join(5)
-        assert not each.is_alive()
+    for thread in (begin, look):
+        thread.join(5)
+        assert not thread.is_alive()
     (reply,) = grid.pull_messages([other])
     assert reply.content["arrays"]["w"].numpy()[0] == 3
 
@@ -361,7 +366,7 @@ def test_a_reply_counts_whose_client_leaves_before_its_turn_comes(superlink, gri
         lambda: slow.answer(slow.fetch(), 1.0),
     ]
     replies = in_order(grid, [slow, quick], steps, 5.0)
-    assert [each.content["arrays"]["w"].numpy()[0] for each in replies] == [1.0, 2.0]
+    assert [reply.content["arrays"]["w"].numpy()[0] for reply in replies] == [1.0, 2.0]
     assert superlink.kept() == 0
 
 
@@ -409,7 +414,7 @@ def values_of(arrivals):
     def value(reply):
         return None if reply.has_error() else reply.content["arrays"]["w"].numpy()[0]
 
-    return [(each.place, value(each.reply)) for each in arrivals]
+    return [(arrival.place, value(arrival.reply)) for arrival in arrivals]
 
 
 def test_a_stage_ends_with_enough_good_replies_in_the_order_of_its_messages(superlink, grid):

@@ -63,7 +63,7 @@ def test_each_file_says_what_it_was_checked_against(path):
 def test_what_pyproject_admits_is_what_was_checked(path):
     project = tomllib.loads((ROOM.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     required = map(Requirement, project["project"]["dependencies"])
-    (flower,) = (each.specifier for each in required if each.name == "flwr")
+    (flower,) = (requirement.specifier for requirement in required if requirement.name == "flwr")
     admitted = [f"1.{minor}" for minor in range(100) if f"1.{minor}.0" in flower]
     assert checked(path).get("Flower", admitted) == admitted
 

@@ -40,10 +40,10 @@ def slow_loss(student, teacher, centre, student_temperature, teacher_temperature
 def test_agrees_with_the_formula(views, temperatures):
     student = [outputs(5, 6, seed) for seed in range(views)]
     teacher, centre = [outputs(5, 6, 9), outputs(5, 6, 10)], outputs(1, 6, 11)[0]
-    found = distillation_loss(student, teacher, centre, *temperatures)
+    loss = distillation_loss(student, teacher, centre, *temperatures)
     values = [[view.tolist() for view in views] for views in (student, teacher)]
     expected = slow_loss(*values, centre.tolist(), *temperatures)
-    assert found.dtype == torch.float64 and found.item() == pytest.approx(expected, rel=1e-10)
+    assert loss.dtype == torch.float64 and loss.item() == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.fixture(params=[0, 2])
@@ -104,9 +104,9 @@ def test_teacher_and_centre_travel_unless_clients_remember(method):
     assert {method.role(name) for name in names} == {Role.SHARED}
     assert list(method.backbones()) == ["online", "target"]
     method.keep_locally()
-    own = {name for name in names if method.role(name) is Role.LOCAL}
-    assert own == {name for name in names if name.startswith("target_")}
-    assert "target_centre" in own and list(method.backbones()) == ["online"]
+    local = {name for name in names if method.role(name) is Role.LOCAL}
+    assert local == {name for name in names if name.startswith("target_")}
+    assert "target_centre" in local and list(method.backbones()) == ["online"]
     with torch.no_grad():
         method.target_prototypes.weight.add_(1)
     method.start_local_state()

@@ -42,11 +42,11 @@ def test_the_similarity_loss_is_that_of_a_loop():
     predictions, targets, compared = 3 * unit(4, 6, 0), unit(4, 6, 1), unit(9, 6, 2)
     slow = 0.0
     for prediction, target in zip(predictions, targets, strict=True):
-        own = [float(prediction / prediction.norm() @ row) / 0.2 for row in compared]
+        logits = [float(prediction / prediction.norm() @ row) / 0.2 for row in compared]
         teachers = [float(target @ row) / 0.05 for row in compared]
-        partition = math.log(sum(map(math.exp, own)))
+        partition = math.log(sum(map(math.exp, logits)))
         weights = [math.exp(value) for value in teachers]
-        for value, weight in zip(own, weights, strict=True):
+        for value, weight in zip(logits, weights, strict=True):
             slow -= weight / sum(weights) * (value - partition)
     temperatures = {"temperature": 0.2, "teacher_temperature": 0.05}
     loss = similarity_distillation_loss(predictions, targets, compared, **temperatures)

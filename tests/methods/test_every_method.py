@@ -287,7 +287,7 @@ def test_a_loss_decides_nothing_by_values(task, name):
         method = build_learner(config, config.data.channels).train().method
     real = a_batch(build_method(config, config.data.channels), images)
     views, turns, labels = (
-        tuple(None if each is None else each.to("meta") for each in every)
+        tuple(None if tensor is None else tensor.to("meta") for tensor in every)
         for every in (real.views, real.rotations, (real.labels,))
     )
     batch = Batch(real.images.to("meta"), views, turns, real.generator, *labels)

@@ -63,9 +63,9 @@ def test_a_share_of_the_labels_is_shown_and_at_least_one(tiny, fraction, count):
     labels = torch.arange(40) % 4
     labels[::4] = UNLABELLED  # what nobody labelled cannot be shown
     shown = shown_labels(config, labels, "7")
-    known = shown != UNLABELLED
-    assert known.sum() == count and torch.equal(shown[known], labels[known])
-    assert not known[::4].any()
+    is_shown = shown != UNLABELLED
+    assert is_shown.sum() == count and torch.equal(shown[is_shown], labels[is_shown])
+    assert not is_shown[::4].any()
     assert torch.equal(shown_labels(config, labels, "7"), shown)  # in every round
 
 
@@ -83,7 +83,7 @@ def test_which_labels_are_shown_is_drawn_for_each_client_and_seed(tiny):
 
 def test_the_draw_does_not_depend_on_the_classes(tiny):
     labels = torch.arange(50) % 10
-    shown, other = (shown_labels(tiny(*SOME), each, "0") for each in (labels, labels.flip(0)))
+    shown, other = (shown_labels(tiny(*SOME), classes, "0") for classes in (labels, labels.flip(0)))
     assert torch.equal(shown == UNLABELLED, other == UNLABELLED)
 
 

@@ -37,10 +37,10 @@ def test_agrees_with_the_formula(temperature):
     queries, keys, queue = units(5, 4, seed=1), units(5, 4, seed=2), units(7, 4, seed=3)
     negative = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) < 0.6
     negative[0] = False
-    found = queue_contrastive_loss(queries, keys, queue, negative, temperature)
+    loss = queue_contrastive_loss(queries, keys, queue, negative, temperature)
     values = (x.tolist() for x in (queries, keys, queue, negative))
-    assert found.dtype == torch.float64
-    assert found.item() == pytest.approx(slow_loss(*values, temperature), rel=1e-10)
+    assert loss.dtype == torch.float64
+    assert loss.item() == pytest.approx(slow_loss(*values, temperature), rel=1e-10)
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def test_a_query_is_told_from_all_keys_but_those_of_its_image_the_batchs_include
     """Three steps with copies of one image, by an independent queue of (image, key) pairs."""
     slow, remembered = copy.deepcopy(method), []
     for step, images in enumerate([(0, 1, 2, 3), (4, 0, 5, 1), (2, 6, 0, 0)]):
-        given = batch(*images, seed=step)
-        loss = method.loss(given).losses["contrastive"].item()
+        inputs = batch(*images, seed=step)
+        loss = method.loss(inputs).losses["contrastive"].item()
         slow.update_target(0.9)
-        query = slow.projector(slow.backbone(given.views[0]))
-        key = slow.target_projector(slow.target_backbone(given.views[1]))
+        query = slow.projector(slow.backbone(inputs.views[0]))
+        key = slow.target_projector(slow.target_backbone(inputs.views[1]))
         query, key = ((x / x.norm(dim=1, keepdim=True)).tolist() for x in (query, key))
         remembered = [*remembered, *zip(images, key, strict=True)][-10:]
         negative = [[image != other for other, _ in remembered] for image in images]

@@ -213,9 +213,9 @@ def test_the_gradient_solver_goes_on_from_the_last_rounds_centroids(tiny, genera
 
 
 def test_methods_are_found_by_their_files():
-    found = MethodConfig.room.found()
-    assert found["orchestra"].__name__ == "Orchestra"
-    assert not {"base", "frames", "labels", "release", "roles"} & found.keys()
+    methods = MethodConfig.room.found()
+    assert methods["orchestra"].__name__ == "Orchestra"
+    assert not {"base", "frames", "labels", "release", "roles"} & methods.keys()
 
 
 def test_initialised_by_the_runs_seed_alone(tiny):

@@ -9,7 +9,7 @@ from orchestra_flwr.methods.orchestra import cluster_loss
 def batch(method, n=6, size=8, seed=0):
     generator = torch.Generator().manual_seed(seed)
     views = tuple(torch.rand(n, 1, size, size, generator=generator) for _ in method.recipes())
-    turns = tuple(torch.arange(n) % 4 if each.rotate else None for each in method.recipes())
+    turns = tuple(torch.arange(n) % 4 if recipe.rotate else None for recipe in method.recipes())
     return Batch(torch.arange(n), views, turns, generator)
 
 
@@ -23,14 +23,14 @@ def test_one_rotated_view_predicts_both(tiny):
     """Both losses, worked out from the one projection of the second view."""
     method = build_method(tiny("method=orchestra_plus", "method.ema=0.5"), 1).train()
     centroids(method)
-    given = batch(method)
-    assert [each.rotate for each in method.recipes()] == [False, True]
-    step = method.loss(given)
+    inputs = batch(method)
+    assert [recipe.rotate for recipe in method.recipes()] == [False, True]
+    step = method.loss(inputs)
     other = build_method(tiny("method=orchestra_plus", "method.ema=0.5"), 1).train()
-    projection = other.projector(other.backbone(given.views[1]))
-    rotation = F.cross_entropy(other.rotation_head(projection), given.rotations[1])
+    projection = other.projector(other.backbone(inputs.views[1]))
+    rotation = F.cross_entropy(other.rotation_head(projection), inputs.rotations[1])
     target = other.target_projector(
-        other.target_backbone(given.views[0])
+        other.target_backbone(inputs.views[0])
     )  # equal to the online one
     cluster = cluster_loss(
         F.normalize(target, dim=1), F.normalize(projection, dim=1), method.global_centroids, 0.1

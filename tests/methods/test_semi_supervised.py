@@ -148,15 +148,15 @@ def test_without_a_classifier_there_is_one_part():
 def test_no_shape_and_no_branch_depends_on_the_labels(loss):
     """So a step can be captured as a CUDA graph: tensors without values are enough to run it."""
     with FakeTensorMode() as mode:
-        first, second, labels = (mode.from_tensor(each) for each in (*views(), LABELS))
+        first, second, labels = (mode.from_tensor(tensor) for tensor in (*views(), LABELS))
         classifier, pseudo = nn.Linear(6, 3), torch.zeros(20, dtype=torch.int64)
-        rows, own, population = torch.zeros(4, 6), *torch.ones(2, 1, dtype=torch.int64)
+        rows, row, population = torch.zeros(4, 6), *torch.ones(2, 1, dtype=torch.int64)
         targets = with_pseudo_labels(labels, pseudo, torch.arange(9))
         losses = losses_with_labels(
             "x", lambda group: loss(first, second, group), classifier, (first, second), targets
         )
         verified = user_verification_loss(
-            first, rows, own, 0.1, population, mask=targets == UNLABELLED
+            first, rows, row, 0.1, population, mask=targets == UNLABELLED
         )
         torch.stack([*losses.values(), verified]).sum().backward()
         with pytest.raises(DynamicOutputShapeException):  # what must not happen is seen

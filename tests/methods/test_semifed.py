@@ -65,10 +65,10 @@ def test_both_views_tell_labels_and_guesses(tiny, threshold):
     batch = Batch(rows, views, (None, None), SEED.generator("loss"), LABELS[rows])
     losses = method.eval().loss(batch).losses
     logits = [method.classifier(method.backbone(view)) for view in views]
-    expected = sum(F.cross_entropy(each[1:3], LABELS[[3, 0]]) for each in logits)
+    expected = sum(F.cross_entropy(view_logits[1:3], LABELS[[3, 0]]) for view_logits in logits)
     assert losses["classification"].item() == pytest.approx(expected.item(), rel=1e-5)
     guessed = guesses.argmax(1)[[6, 1]]
-    expected = sum(F.cross_entropy(each[[0, 3]], guessed) for each in logits)
+    expected = sum(F.cross_entropy(view_logits[[0, 3]], guessed) for view_logits in logits)
     above = expected.item() if threshold == 0 else 0
     assert losses["pseudo_labels"].item() == pytest.approx(above, rel=1e-5)
 

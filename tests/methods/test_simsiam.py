@@ -65,7 +65,7 @@ def test_each_view_predicts_the_other_one(given):
 
 
 def test_no_gradient_goes_through_the_targets(given):
-    predictions, targets = ([t.requires_grad_() for t in each] for each in given)
+    predictions, targets = ([t.requires_grad_() for t in tensors] for tensors in given)
     symmetric_negative_cosine(predictions, targets).backward()
     assert all(t.grad is None for t in targets)
     assert all(p.grad.abs().sum() > 0 for p in predictions)
@@ -97,8 +97,8 @@ def test_the_method_is_the_loss_of_its_parts(tiny):
     views = tuple(features(6, 1, 8, 8, seed=s) for s in (1, 2))
     loss = method.loss(batch(views)).losses["similarity"]
     z = [method.projector(method.backbone(v)) for v in views]
-    p = [method.predictor(each) for each in z]
-    expected = slow_loss([each.tolist() for each in p], [each.tolist() for each in z])
+    p = [method.predictor(projection) for projection in z]
+    expected = slow_loss([vectors.tolist() for vectors in p], [vectors.tolist() for vectors in z])
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 

@@ -79,9 +79,9 @@ def test_inside_the_ball_nothing_changes_and_outside_the_direction_counts():
 def test_gradients_are_finite_for_few_images(norm, count):
     first, second = (features(count, 4, seed=s).requires_grad_() for s in (1, 2))
     spectral_contrastive_loss(first, second, norm).backward()
-    for each in (first, second):
-        assert torch.isfinite(each.grad).all()
-        assert each.grad.abs().sum() > 0
+    for tensor in (first, second):
+        assert torch.isfinite(tensor.grad).all()
+        assert tensor.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("norm", NORMS)

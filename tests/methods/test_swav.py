@@ -41,19 +41,19 @@ def slow_loss(views, assignments, temperature):
 @pytest.mark.parametrize(("count", "prototypes"), [(6, 4), (3, 7)])
 def test_assignments_agree_with_the_formula(count, prototypes, iterations):
     scores, there = cosines(count, prototypes, seed=1), torch.ones(count, dtype=torch.bool)
-    found = equal_assignments(scores, there, 0.05, iterations)
+    assigned = equal_assignments(scores, there, 0.05, iterations)
     slow = slow_assignments(scores.tolist(), 0.05, iterations)
     expected = torch.tensor(slow, dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(assigned, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_that_are_not_there_change_nothing():
     scores = cosines(6, 3, seed=1)
     there = torch.tensor([True, False, True, True, False, True])
-    found = equal_assignments(scores, there, 0.05, 3)
+    assigned = equal_assignments(scores, there, 0.05, 3)
     alone = equal_assignments(scores[there], there[there], 0.05, 3)
-    torch.testing.assert_close(found[there], alone)
-    assert not found[~there].any()
+    torch.testing.assert_close(assigned[there], alone)
+    assert not assigned[~there].any()
 
 
 def test_many_iterations_spread_rows_equally_over_prototypes():
@@ -72,9 +72,9 @@ def test_float32_bears_the_sharpest_assignments():
 def test_the_loss_agrees_with_the_formula(views):
     scores = [cosines(5, 3, seed) for seed in range(views)]
     assigned = [cosines(5, 3, seed=9 + k).softmax(dim=1) for k in range(2)]
-    found = swapped_prediction_loss(scores, assigned, 0.1)
+    loss = swapped_prediction_loss(scores, assigned, 0.1)
     expected = slow_loss([s.tolist() for s in scores], [a.tolist() for a in assigned], 0.1)
-    assert found.item() == pytest.approx(expected, rel=1e-10)
+    assert loss.item() == pytest.approx(expected, rel=1e-10)
 
 
 def batch(count, views, seed=0):
@@ -95,9 +95,9 @@ def test_batches_are_assigned_together_with_earlier_projections(tiny, queue, loc
     weight = weight / weight.norm(dim=1, keepdim=True)
     earlier = []
     for step in range(3):
-        given = batch(4, 2 + local_crops, seed=step)
-        projections = [method.projector(method.backbone(view)).detach() for view in given.views]
-        loss = method.loss(given).losses["clustering"].item()
+        inputs = batch(4, 2 + local_crops, seed=step)
+        projections = [method.projector(method.backbone(view)).detach() for view in inputs.views]
+        loss = method.loss(inputs).losses["clustering"].item()
         rows = [[(x / x.norm()).tolist() for x in view] for view in projections]
         scores = [(torch.tensor(view, dtype=torch.float64) @ weight.T).tolist() for view in rows]
         assigned = []

@@ -36,8 +36,8 @@ def slow_covariance(rows):
 @pytest.mark.parametrize("scale", [0.1, 0.9])
 def test_agrees_with_the_formulas(count, dim, scale):
     rows = scale * features(count, dim, seed=1) + 2
-    found, expected = variance_loss(rows), slow_variance(rows.tolist())
-    assert found.dtype == torch.float64 and found.item() == pytest.approx(expected, rel=1e-10)
+    loss, expected = variance_loss(rows), slow_variance(rows.tolist())
+    assert loss.dtype == torch.float64 and loss.item() == pytest.approx(expected, rel=1e-10)
     assert covariance_loss(rows).item() == pytest.approx(slow_covariance(rows.tolist()), rel=1e-10)
 
 
@@ -53,8 +53,8 @@ def test_the_parts_have_the_weights_of_equation_6_and_the_factors_of_the_authors
         "variance": 24 * (slow_variance(one_rows) + slow_variance(other_rows)) / 2,
         "covariance": 3 * (slow_covariance(one_rows) + slow_covariance(other_rows)),
     }
-    found = {name: loss.item() for name, loss in method.compare(one, other).items()}
-    assert found == pytest.approx(expected, rel=1e-10)
+    losses = {name: loss.item() for name, loss in method.compare(one, other).items()}
+    assert losses == pytest.approx(expected, rel=1e-10)
 
 
 def test_collapsed_features_have_the_largest_variance_loss_and_a_finite_gradient():

@@ -82,7 +82,7 @@ def test_earlier_statistics_leave_no_trace_and_weights_stay():
             module.running_mean.normal_()
             module.num_batches_tracked.fill_(7)
     one, two = (
-        recalibrated(each, images(30), 8, "half").state_dict() for each in (backbone, other)
+        recalibrated(network, images(30), 8, "half").state_dict() for network in (backbone, other)
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
     weights = dict(backbone.named_parameters())

@@ -85,7 +85,7 @@ def test_in_bfloat16_the_weights_and_their_gradients_stay_float32():
     ours, plain = pair(8, 64, 3, 1, 1)
     x = torch.randn(4, 8, 4, 4)
     results = [passed(layer, x, precision=torch.bfloat16) for layer in (ours, plain)]
-    assert [each.dtype for each in results[0]] == [torch.bfloat16, torch.float32, torch.float32]
+    assert [tensor.dtype for tensor in results[0]] == [torch.bfloat16, torch.float32, torch.float32]
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.1)
     assert is_product(ours, x)
@@ -104,13 +104,13 @@ def test_an_image_keeps_its_bits_wherever_it_lies_in_a_batch():
     layer = Convolution(128, 256, 3, stride=2, padding=1).to(memory_format=torch.channels_last)
     image, others = torch.randn(1, 128, 4, 4), torch.randn(64, 128, 4, 4)
     assert is_product(layer, others)
-    found = []
+    outputs = []
     for place in (0, 1, 17, 63):
         batch = others.roll(place, 0)
         batch[place] = image[0]
         with torch.no_grad():
-            found.append(layer(batch)[place])
-    assert all(torch.equal(each, found[0]) for each in found)
+            outputs.append(layer(batch)[place])
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
 @pytest.mark.parametrize("options", [{"bias": True}, {"groups": 2}])

@@ -84,16 +84,16 @@ def test_encode_takes_images_of_all_kinds_in_their_order(encoder, tmp_path):
     pictures = _pictures(7)
     for number, picture in enumerate(pictures):
         picture.save(tmp_path / f"{number}.png")
-    expected = torch.cat([encoder(encoder.preprocess(each)[None]) for each in pictures])
+    expected = torch.cat([encoder(encoder.preprocess(image)[None]) for image in pictures])
     files = sorted(tmp_path.glob("*.png"))
     for images in (files, [str(f) for f in files], iter(pictures), [files[0], *pictures[1:]]):
         features = encoder.encode(images, batch_size=3)
         assert features.dtype == torch.float32 and not features.requires_grad
         torch.testing.assert_close(features, expected)
-    arrays = np.stack([np.array(each) for each in pictures])
+    arrays = np.stack([np.array(image) for image in pictures])
     tensors = torch.from_numpy(arrays).permute(0, 3, 1, 2)
     torch.testing.assert_close(encoder.encode(arrays), encoder.encode(tensors))
-    small = torch.stack([encoder.preprocess(each) for each in pictures])
+    small = torch.stack([encoder.preprocess(image) for image in pictures])
     assert torch.equal(encoder.encode(small, batch_size=99), encoder(small))
 
 

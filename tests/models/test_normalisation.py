@@ -17,8 +17,8 @@ def test_a_pixel_by_hand():
                   (1 - 0.40821073) / 0.27577711)),
         ("none", (0.5, 0.25, 1.0)),
     ):  # fmt: skip
-        found = normalise(image.clone(), by)
-        torch.testing.assert_close(found.flatten(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+        pixel = normalise(image.clone(), by)
+        torch.testing.assert_close(pixel.flatten(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_a_network_of_timm_with_its_weights(weights):
         (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))  # fmt: skip
     with torch.no_grad():
         assert torch.allclose(encoder(images), whole((images / 255 - mean) / std), atol=1e-4)
-    own = pretrained_encoder("before", NAME, weights=str(weights))
-    assert (encoder.spec.image_size, own.spec.image_size) == (40, 224)
+    usual = pretrained_encoder("before", NAME, weights=str(weights))
+    assert (encoder.spec.image_size, usual.spec.image_size) == (40, 224)
 
 
 @pytest.mark.parametrize(

@@ -31,24 +31,26 @@ def library_epsilon(mechanism: ClusteringMechanism, rounds: int, grid: float) ->
     ],
 )
 def test_published_noise(epsilon, sum_noise, count_noise):
-    found = calibrate(epsilon, DELTA, 20)
-    assert found.sum_noise == pytest.approx(sum_noise, abs=0.5 * 10 ** -(2 if epsilon < 10 else 3))
-    assert found.count_noise == pytest.approx(count_noise, rel=5e-3)
-    assert calibrate(epsilon, DELTA) is found
+    mechanism = calibrate(epsilon, DELTA, 20)
+    assert mechanism.sum_noise == pytest.approx(
+        sum_noise, abs=0.5 * 10 ** -(2 if epsilon < 10 else 3)
+    )
+    assert mechanism.count_noise == pytest.approx(count_noise, rel=5e-3)
+    assert calibrate(epsilon, DELTA) is mechanism
 
 
 @pytest.mark.parametrize(
     ("epsilon", "grid"), [(0.8, 1e-4), (0.05, 5e-5), (10, 1e-3)], ids=["usual", "tiny", "huge"]
 )
 def test_the_library_agrees_and_no_noise_is_wasted(epsilon, grid):
-    found = calibrate(epsilon, DELTA)
-    assert 0.99 * epsilon < library_epsilon(found, 1, grid) <= epsilon
-    assert 0.95 * epsilon < spent({found: 1}, DELTA) <= epsilon
+    mechanism = calibrate(epsilon, DELTA)
+    assert 0.99 * epsilon < library_epsilon(mechanism, 1, grid) <= epsilon
+    assert 0.95 * epsilon < spent({mechanism: 1}, DELTA) <= epsilon
 
 
 def test_less_noise_would_break_the_promise():
-    found = calibrate(0.8, DELTA)
-    weaker = dataclasses.replace(found, sum_noise=0.98 * found.sum_noise)
+    mechanism = calibrate(0.8, DELTA)
+    weaker = dataclasses.replace(mechanism, sum_noise=0.98 * mechanism.sum_noise)
     assert spent({weaker: 1}, DELTA) > 0.8
 
 
@@ -59,9 +61,9 @@ def test_depth_barely_matters():
 
 def test_published_composition_is_the_librarys_upper_bound_of_ours():
     """9.04: every one of the 50 x 21 counts rounded up to the library's usual grid."""
-    found = calibrate(0.8, DELTA)
-    assert library_epsilon(found, 50, 1e-4) == pytest.approx(9.04, abs=0.005)
-    assert spent({found: 50}, DELTA) == pytest.approx(8.99, abs=0.01)
+    mechanism = calibrate(0.8, DELTA)
+    assert library_epsilon(mechanism, 50, 1e-4) == pytest.approx(9.04, abs=0.005)
+    assert spent({mechanism: 50}, DELTA) == pytest.approx(8.99, abs=0.01)
 
 
 def test_published_composition_of_the_weak_mechanism():

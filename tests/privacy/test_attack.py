@@ -72,14 +72,14 @@ def test_features_give_every_image_away_and_centroids_hardly_any(tiny, digits):
         "private": private,
     }
     clients = draws(rows, CLIENTS)
-    found = {
+    areas = {
         name: auc([nearest(c, send(c[:MEMBERS], seed)) for seed, c in enumerate(clients)])
         for name, send in senders.items()
     }
-    print("\nAUC after one round:", {name: round(value, 3) for name, value in found.items()})
-    assert found["features"] > 0.999 and found["clusters of one"] > 0.999
-    assert 0.5 < found["clusters of 16"] < 0.62
-    assert abs(found["private"] - 0.5) < 0.05
+    print("\nAUC after one round:", {name: round(value, 3) for name, value in areas.items()})
+    assert areas["features"] > 0.999 and areas["clusters of one"] > 0.999
+    assert 0.5 < areas["clusters of 16"] < 0.62
+    assert abs(areas["private"] - 0.5) < 0.05
 
 
 @pytest.mark.slow
@@ -118,12 +118,12 @@ def test_rounds_add_up_for_centroids_and_hardly_for_private_ones(tiny, digits):
                 scores[name][round_, c] = beyond - expected.mean(0)
         seed = ClientSeed(0, round_ + 1, "public")
         train_round(learner, public, config, seed)
-    found = {
+    by_sender = {
         name: {count: auc(rows[:count].mean(0)) for count in (1, 5, ROUNDS)}
         for name, rows in scores.items()
     }
-    for name, areas in found.items():
+    for name, areas in by_sender.items():
         print(f"\nAUC of {name} by rounds:", {n: round(value, 3) for n, value in areas.items()})
-    assert found["clusters of 16"][1] < 0.75
-    assert found["clusters of 16"][ROUNDS] > found["clusters of 16"][1] + 0.05
-    assert found["private"][ROUNDS] < 0.6 < found["clusters of 16"][ROUNDS] - 0.05
+    assert by_sender["clusters of 16"][1] < 0.75
+    assert by_sender["clusters of 16"][ROUNDS] > by_sender["clusters of 16"][1] + 0.05
+    assert by_sender["private"][ROUNDS] < 0.6 < by_sender["clusters of 16"][ROUNDS] - 0.05

@@ -81,8 +81,8 @@ def test_noise_keeps_its_promise_and_hardly_more(epsilon):
 def test_half_the_noise_is_noticed(epsilon):
     promised = calibrate(epsilon, DELTA)
     halved = replace(promised, sum_noise=promised.sum_noise / 2)
-    found = audited_noise(halved)
-    assert 1.3 * epsilon < found < spent({halved: 1}, DELTA)
+    proven = audited_noise(halved)
+    assert 1.3 * epsilon < proven < spent({halved: 1}, DELTA)
 
 
 def test_counts_with_too_little_noise_are_noticed():
@@ -141,9 +141,9 @@ def audited_centroids(mechanism: ClusteringMechanism, trials: int = 500) -> floa
 def test_centroids_give_away_less_than_epsilon(epsilon, alpha):
     promised = ClusteringMechanism(epsilon, DELTA, 3, alpha, 1 / (20 * alpha))
     assert spent({promised: 1}, DELTA) <= epsilon
-    found = audited_centroids(promised)
-    assert found < epsilon
-    assert found > 0 or epsilon < 1  # so few guesses tell nothing about strong noise
+    proven = audited_centroids(promised)
+    assert proven < epsilon
+    assert proven > 0 or epsilon < 1  # so few guesses tell nothing about strong noise
 
 
 def test_centroids_almost_without_noise_are_noticed():

@@ -133,9 +133,9 @@ def test_a_record_lacks_a_release_of_another_round_or_noise(open_ledger):
     assert ledger.lacks(1, WEAK)
     for run, round_, noise in (("monday", 1, WEAK), ("tuesday", 2, STRONG)):
         ledger.release(run, round_, noise)
-    found = {(round_, noise) for round_ in (0, 1, 2) for noise in (WEAK, STRONG)
+    recorded = {(round_, noise) for round_ in (0, 1, 2) for noise in (WEAK, STRONG)
              if not ledger.lacks(round_, noise)}  # fmt: skip
-    assert found == {(1, WEAK), (2, STRONG)}
+    assert recorded == {(1, WEAK), (2, STRONG)}
 
 
 def test_too_many_images_for_the_runs_delta(open_ledger):

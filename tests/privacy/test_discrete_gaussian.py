@@ -17,8 +17,8 @@ KEY = bytes(range(32))
 def probabilities(bits, farthest=8):
     """Integers within so many deviations, and how likely each is."""
     values = np.arange(-farthest * 2**bits, farthest * 2**bits + 1)
-    found = np.exp(-(values.astype(float) ** 2) / (2 * 4.0**bits))
-    return values, found / found.sum()
+    weights = np.exp(-(values.astype(float) ** 2) / (2 * 4.0**bits))
+    return values, weights / weights.sum()
 
 
 @pytest.mark.parametrize("bits", [0, 1, 4])
@@ -78,8 +78,8 @@ def test_where_float64_cannot_decide_the_next_digits_do(monkeypatch):
     first, rest = divmod(int(chance), 2**64)
     words = [np.array([0b100], np.uint64), np.array([first], np.uint64)]
     for digits, taken in ((rest - 1, [1]), (rest + 1, [])):
-        found = sampler._accepted(Words(*words), Words(np.array([digits], np.uint64)), 0)
-        assert found.tolist() == taken
+        accepted = sampler._accepted(Words(*words), Words(np.array([digits], np.uint64)), 0)
+        assert accepted.tolist() == taken
 
 
 @settings(max_examples=20, deadline=None)

@@ -57,12 +57,12 @@ def invert(sent, encode, public):
     code = (0.1 * torch.randn(len(sent), COMPONENTS, generator=seeded(1))).requires_grad_()
     optimizer = torch.optim.Adam([code], lr=0.1)
     for _ in range(STEPS):
-        found = (mean + code @ basis).view(-1, 1, 8, 8)
-        distance = 1 - (encode(found) * sent).sum(1) + PRIOR * code.square().mean(1)
+        images = (mean + code @ basis).view(-1, 1, 8, 8)
+        distance = 1 - (encode(images) * sent).sum(1) + PRIOR * code.square().mean(1)
         optimizer.zero_grad()
         distance.sum().backward()
         optimizer.step()
-    return found.detach().clamp(0, 1)
+    return images.detach().clamp(0, 1)
 
 
 def correlation(one, other):
@@ -85,7 +85,7 @@ def test_features_show_the_image_and_centroids_only_a_digit(encode, digits):
     features = encode(mine)
     private = private_clustering(features, 8, calibrate(1.0, 1e-3), bytes(32))
     assert len(private) > 1
-    found = {
+    inverted = {
         name: invert(sent, encode, public)
         for name, sent in {
             "features": features[:ATTACKED],
@@ -94,8 +94,8 @@ def test_features_show_the_image_and_centroids_only_a_digit(encode, digits):
             "nothing": F.normalize(torch.randn(8, 256, generator=seeded(3)), dim=1),
         }.items()
     }
-    likenesses = {name: likeness(images, mine, others) for name, images in found.items()}
-    candidates = correlation(found["features"], torch.cat([mine, others]))
+    likenesses = {name: likeness(images, mine, others) for name, images in inverted.items()}
+    candidates = correlation(inverted["features"], torch.cat([mine, others]))
     named = float((candidates.argmax(1) == torch.arange(ATTACKED)).float().mean())
     print(f"\nrecognised among {2 * CLIENT} candidates: {named:.0%} of single images' features")
     for name, (mine_, psnr, others_) in likenesses.items():

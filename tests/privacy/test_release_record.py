@@ -201,8 +201,8 @@ def test_only_its_owner_can_read_a_record(file):
         ReleaseRecord(file, Number).append(Number(7))
     finally:
         os.umask(before)
-    for each in (file, file.with_suffix(".end")):
-        assert each.stat().st_mode & 0o777 == 0o600
+    for path in (file, file.with_suffix(".end")):
+        assert path.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 

@@ -93,11 +93,11 @@ def test_a_million_values_are_clipped_to_float64s_norm():
 def test_any_number_of_threads_gives_the_same_bits():
     """Many differences: threads change the last bit of only some norms."""
     several = [states(size=300_000, scale=0.01, seed=seed) for seed in range(8)]
-    found = []
+    updates = []
     for threads in (1, 2):
         with threadpool_limits(threads):
-            found.append([clipped_update(*pair, 1.0).tobytes() for pair in several])
-    assert all(one == two for one, two in zip(*found, strict=True))
+            updates.append([clipped_update(*pair, 1.0).tobytes() for pair in several])
+    assert all(one == two for one, two in zip(*updates, strict=True))
 
 
 def test_noise_is_standard_normal():
@@ -202,9 +202,9 @@ def test_the_account_of_a_round_takes_no_longer_the_more_kinds_of_rounds_there_w
         return compose(self, event, count)
 
     monkeypatch.setattr(RdpAccountant, "compose", counted)
-    drawn, each = [], []
+    drawn, counts = [], []
     for clients in range(40, 44):
         drawn, before = add_noisy_round(drawn, clients, 4), len(composed)
         composed_epsilon(3.7, drawn, 1e-3)
-        each.append(len(composed) - before)
-    assert len(set(each)) == 1
+        counts.append(len(composed) - before)
+    assert len(set(counts)) == 1

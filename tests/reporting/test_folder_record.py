@@ -54,11 +54,11 @@ def refusal(folder):
 
 def change(folder, **values):
     file = folder.path / "config.yaml"
-    found = yaml.safe_load(file.read_text())
+    record = yaml.safe_load(file.read_text())
     for key, value in values.items():
         section, _, name = key.partition("__")
-        (found[section] if name else found)[name or section] = value
-    file.write_text(yaml.safe_dump(found))
+        (record[section] if name else record)[name or section] = value
+    file.write_text(yaml.safe_dump(record))
 
 
 def test_a_folder_that_was_left_alone_is_resumed(folder):

@@ -42,14 +42,14 @@ def test_every_line_is_an_object(served):
     code, out, err = served(rounds, "logging.format=json")
     lines = [json.loads(line) for line in out]
     assert (code, err) == (0, [])
-    assert [each["event"] for each in lines] == [
+    assert [event["event"] for event in lines] == [
         "message", "round_started", "phase_started", "round_finished", "finished",
     ]  # fmt: skip
     done = lines[3]
     assert (done["cohort"], done["replies"], done["failed"]) == (3, 2, 1)
     assert done["loss"] == {"total": None} and done["dropped"] == ["client b: failed"]
     assert lines[4]["summary"] == {"rounds": 1, "linear": 0.5}
-    assert all(each["time"] and each["level"] == "info" for each in lines)
+    assert all(event["time"] and event["level"] == "info" for event in lines)
 
 
 def test_an_end_by_an_error_is_one_as_well(served):

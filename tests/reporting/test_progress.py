@@ -319,5 +319,5 @@ def test_a_servers_lines_begin_with_the_time(clock, mode):
         file = StringIO()
         with make_progress(mode, 2, Console(file=file, width=100), timed=timed) as progress:
             progress.message("client anna joined with 40 images")
-        found = re.search(r"\d\d:\d\d:\d\d client anna joined", file.getvalue())
-        assert (found is not None) == timed
+        match = re.search(r"\d\d:\d\d:\d\d client anna joined", file.getvalue())
+        assert (match is not None) == timed

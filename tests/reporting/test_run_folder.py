@@ -94,9 +94,9 @@ def test_an_opened_folder_is_for_one_process_until_it_is_closed(config, tmp_path
     again = config.model_copy(update={"resume": str(tmp_path / "run")})
     with RunFolder.open(mine) as folder:
         folder.append_metrics({"round": 1})
-        for given in (mine, again):
+        for run_config in (mine, again):
             with pytest.raises(ConfigError, match=f"process {os.getpid()} on host .* writes to"):
-                RunFolder.open(given).__enter__()
+                RunFolder.open(run_config).__enter__()
     with RunFolder.open(again) as folder:
         assert folder.read_metrics() == [{"round": 1}]
 

@@ -46,11 +46,11 @@ def test_plain_summary():
 
 
 def test_clients_own_models_are_a_line_and_no_backbone():
-    each = {"mean": 0.5, "worst_tenth": 0.25, "std": 0.1, "clients": 5}
-    text = printed(False, {**SUMMARY, "clients_own": {"linear": each}}, "here")
+    scores = {"mean": 0.5, "worst_tenth": 0.25, "std": 0.1, "clients": 5}
+    text = printed(False, {**SUMMARY, "clients_own": {"linear": scores}}, "here")
     own = "clients' own models on their own classes: linear probe 50.0 %"
     assert f"{own}, worst client 25.0 %" in text
-    many = {"clients_own": {"linear": {**each, "clients": 20}}}
+    many = {"clients_own": {"linear": {**scores, "clients": 20}}}
     assert f"{own}, worst tenth 25.0 %" in printed(False, {**SUMMARY, **many}, "here")
     assert "linear probe, clients_own" not in text
 

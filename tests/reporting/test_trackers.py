@@ -158,13 +158,13 @@ def test_numbers_configuration_name_and_pictures_are_read_back(tracked, tracker)
         trackers.add(1, RECORD)
         trackers.add(2, {**RECORD, "scores": {"target": {"knn": 0.5}}})
         trackers.finish(2, {"knn": 0.5, "versions": {"torch": "2"}}, folder)
-    found = READERS[tracker](folder)
-    assert set(found.numbers) == {*NUMBERS, "summary/knn"}
-    assert found.numbers["scores/target/knn"] == [(1, 0.25), (2, 0.5)]
-    assert found.numbers["summary/knn"] == [(2, 0.5)]
-    assert found.seed == 7
-    assert getattr(found, "pictures", ["curves"])
-    assert found.completed
+    logged = READERS[tracker](folder)
+    assert set(logged.numbers) == {*NUMBERS, "summary/knn"}
+    assert logged.numbers["scores/target/knn"] == [(1, 0.25), (2, 0.5)]
+    assert logged.numbers["summary/knn"] == [(2, 0.5)]
+    assert logged.seed == 7
+    assert getattr(logged, "pictures", ["curves"])
+    assert logged.completed
 
 
 def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
@@ -177,9 +177,9 @@ def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
     with opened() as trackers:
         trackers.add(2, RECORD)
         trackers.finish(2, {}, folder)
-    found = READERS[tracker](folder)
-    assert [step for step, _ in found.numbers["loss/total"]] == [1, 2]
-    assert found.completed
+    logged = READERS[tracker](folder)
+    assert [step for step, _ in logged.numbers["loss/total"]] == [1, 2]
+    assert logged.completed
 
 
 def test_a_number_may_have_any_name(tracked, tracker):
@@ -188,9 +188,9 @@ def test_a_number_may_have_any_name(tracked, tracker):
     with opened() as trackers:
         trackers.add(1, {**RECORD, "loss": {"Süd & Co. (2)": 1.5}})
         trackers.finish(1, {}, folder)
-    found = READERS[tracker](folder)
+    logged = READERS[tracker](folder)
     shown = {"mlflow": "loss/Süd _ Co. _2_"}.get(tracker, "loss/Süd & Co. (2)")
-    assert [step for step, _ in found.numbers[shown]] == [1]
+    assert [step for step, _ in logged.numbers[shown]] == [1]
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch):

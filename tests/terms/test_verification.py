@@ -103,7 +103,7 @@ def test_features_that_know_the_class_only_have_a_floor(clients, temperature, go
 def test_random_confidence_costs(temperature, golden):
     """Random unit rows and features, 100 clients, 128 dimensions: cosines of variance 1 / 128."""
     rows, features = randn(100, 128), randn(2000, 128, seed=1)
-    loss = np.mean([loss_of(features, rows, own, temperature).item() for own in range(100)])
+    loss = np.mean([loss_of(features, rows, row, temperature).item() for row in range(100)])
     assert loss == pytest.approx(golden, abs=0.05)  # that of a draw
     variance = 1 / 128 / temperature**2
     exact = math.log(100) + variance / 2 - (math.exp(variance) - 1) / 200
@@ -115,7 +115,7 @@ def test_features_that_know_nothing_of_the_client_do_no_better_than_chance(tempe
     """Whatever the rows: the same features at all clients cost at least H(s) = log S."""
     for seed in range(20):
         rows, features = randn(12, 8, seed=seed), randn(1, 8, seed=100 + seed)
-        loss = np.mean([loss_of(features, rows, own, temperature).item() for own in range(12)])
+        loss = np.mean([loss_of(features, rows, row, temperature).item() for row in range(12)])
         assert loss >= math.log(12) - 1e-6
 
 
@@ -143,9 +143,9 @@ def test_permuting_clients_together_with_rows_permutes_gradients():
     features, rows = randn(6, 8), randn(5, 8, seed=1)
     order = torch.tensor([3, 0, 4, 1, 2])
     gradients = []
-    for chosen, own in ((rows, 4), (rows[order], 2)):
+    for chosen, row in ((rows, 4), (rows[order], 2)):
         leaf = chosen.clone().requires_grad_()
-        loss_of(features, leaf, own).backward()
+        loss_of(features, leaf, row).backward()
         gradients.append(leaf.grad)
     torch.testing.assert_close(gradients[0][order], gradients[1])
 
@@ -166,13 +166,13 @@ def test_only_chosen_images_count():
     """Of the others neither the value nor a gradient depends; without images it is 0."""
     features, rows = randn(6, 8).requires_grad_(), randn(5, 8, seed=1)
     mask = torch.tensor([True, False, True, True, False, False])
-    population, own = torch.tensor([5]), torch.tensor([2])
-    loss = user_verification_loss(features, rows, own, 0.5, population, mask=mask)
+    population, row = torch.tensor([5]), torch.tensor([2])
+    loss = user_verification_loss(features, rows, row, 0.5, population, mask=mask)
     expected = loss_of(features[mask], rows, 2, temperature=0.5)
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss, features)
     assert not gradient[~mask].any() and (gradient[mask].abs().sum(1) > 0).all()
-    nobody = user_verification_loss(features, rows, own, 0.5, population, mask=mask & ~mask)
+    nobody = user_verification_loss(features, rows, row, 0.5, population, mask=mask & ~mask)
     assert nobody.item() == 0
 
 
@@ -436,9 +436,9 @@ def test_composes_with_every_merging_policy(tiny, merging):
     learner = a_learner(config)
     policy = config.merging.build()
     policy.merge(learner, None)
-    kept = policy.keep(learner)
+    state = policy.keep(learner)
     policy = config.merging.build()
-    policy.merge(learner, kept)
+    policy.merge(learner, state)
     were = learner.terms["verification"].rows.detach().clone()
     train_round(learner, images(), config, SEED, received=received(2))
     assert "terms.verification.rows" in learner.state(Role.SHARED)

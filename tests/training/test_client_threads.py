@@ -86,7 +86,7 @@ def test_networks_that_threads_build_begin_with_the_runs_bits(tiny):
     expected = build_learner(config, 1).state_dict()
     with client_threads(4, torch.device("cpu")) as threads:
         built = [threads.submit(build_learner, config, 1) for _ in range(8)]
-        states = [each.result().state_dict() for each in built]
+        states = [future.result().state_dict() for future in built]
     for state in states:
         assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
 

@@ -313,6 +313,6 @@ def test_an_optimizers_state_is_new_in_every_round(tiny):
     learner, _ = train(config)
     fresh = build_learner(config, 1)
     fresh.load_state_dict(learner.state_dict())
-    for each in (learner, fresh):
-        train_round(each, images(40), config, ClientSeed(0, 2, "0"))
+    for network in (learner, fresh):
+        train_round(network, images(40), config, ClientSeed(0, 2, "0"))
     assert all(torch.equal(t, shared(fresh)[name]) for name, t in shared(learner).items())

@@ -113,11 +113,11 @@ def test_terms_of_this_package_are_tried_beside_a_users_method(tiny, user_packag
 @pytest.mark.parametrize("name", sorted({*MethodConfig.room.found()} - {"mae", "distill"}))
 def test_every_method_of_this_package_keeps_the_contract(tiny, user_package, name):
     """As the method of a user who derives from it and changes nothing."""
-    own = MethodConfig.room.find(name)
+    method = MethodConfig.room.find(name)
     user_package({"methods/mine.py": f"""
-        from {own.__module__} import {own.__name__}
+        from {method.__module__} import {method.__name__}
 
-        class Mine({own.__name__}):
+        class Mine({method.__name__}):
             pass
     """})  # fmt: skip
     before = torch.get_rng_state()
@@ -134,14 +134,14 @@ def test_methods_of_this_package_are_built_but_not_tried(tiny, monkeypatch):
 
 @pytest.mark.parametrize("plugin", [False, True])
 def test_a_network_of_one_image_size_is_refused_smaller_views(tiny, user_package, plugin):
-    own = ()
+    overrides = ()
     if plugin:
         user_package({"methods/mine.py": METHOD.format("pass")})
-        own = ("plugins=[my_package]", "method=mine")
-    config = tiny(*own, "model=vit_tiny", "model.width=24", "model.depth=1", "data.image_size=16",
-                  "data.augmentation.view_size=8")  # fmt: skip
+        overrides = ("plugins=[my_package]", "method=mine")
+    config = tiny(*overrides, "model=vit_tiny", "model.width=24", "model.depth=1",
+                  "data.image_size=16", "data.augmentation.view_size=8")  # fmt: skip
     with pytest.raises(
         ConfigError, match=r"^data\.augmentation\.view_size=8: the network takes no"
     ):
         check_model(config, 1)
-    check_model(tiny(*own, "data.image_size=16", "data.augmentation.view_size=8"), 1)
+    check_model(tiny(*overrides, "data.image_size=16", "data.augmentation.view_size=8"), 1)

@@ -25,9 +25,9 @@ def steps(**options):
 
 
 def test_the_published_steps():
-    found = rates(steps(), 1, 500)
+    learning_rates = rates(steps(), 1, 500)
     expected = [1e-3] * 150 + [3e-4] * 150 + [9e-5] * 150 + [2.7e-5] * 50
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert learning_rates == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", [steps(), Cosine(Cosine.Settings())])
@@ -44,9 +44,9 @@ def test_by_epochs_communication_changes_no_rate(schedule, epochs):
 ])  # fmt: skip
 def test_by_rounds_the_published_codes_rates(epochs, expected):
     """All 500 epochs at 2.7e-5 where the clients communicate once."""
-    found = rates(steps(by="rounds"), 500 // epochs, epochs)
-    assert found[::epochs] == pytest.approx(expected, rel=1e-12)
-    assert len(set(found)) == len(set(expected))  # none changes within a round
+    learning_rates = rates(steps(by="rounds"), 500 // epochs, epochs)
+    assert learning_rates[::epochs] == pytest.approx(expected, rel=1e-12)
+    assert len(set(learning_rates)) == len(set(expected))  # none changes within a round
 
 
 def test_the_cosine_by_hand():

@@ -65,7 +65,7 @@ def test_views_stay_in_the_same_memory(tiny, images):
     where = set()
     for epoch in range(3):
         for _ in ahead.in_steps(batches(epoch)):
-            where.add(tuple(kept.data_ptr() for kept in ahead._kept))
+            where.add(tuple(tensor.data_ptr() for tensor in ahead._kept))
     assert len(where) == 1
 
 

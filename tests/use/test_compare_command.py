@@ -79,8 +79,8 @@ def test_a_name_that_is_not_utf_8_is_shown_escaped(run, other, photos, command, 
     odd = os.fsdecode(b"\x1b[31m\xff.png")
     shutil.copytree(photos, tmp_path / "odd")
     (tmp_path / "odd" / "red" / "01.png").rename(tmp_path / "odd" / "red" / odd)
-    given = (f"before={other}", f"after={run}", f"images={tmp_path / 'odd'}", "queries=40")
-    code, _, err = command(*given)
+    arguments = (f"before={other}", f"after={run}", f"images={tmp_path / 'odd'}", "queries=40")
+    code, _, err = command(*arguments)
     assert code == 0, err
     page = (run / "comparison" / "comparison.html").read_text()
     assert r"red/\x1b[31m\xff.png" in page and "\x1b" not in page

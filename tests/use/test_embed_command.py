@@ -114,7 +114,7 @@ def test_two_folders_of_one_name_do_not_replace_each_other(run, photos, command,
 
 def test_images_of_equal_names_sizes_and_times_have_vectors_of_their_own(run, command, tmp_path):
     """Results that are there are of the images before, which are there no more."""
-    found = []
+    embeddings = []
     for shade in (0, 200):
         for number in range(3):
             file = tmp_path / "photos" / f"{number}.bmp"
@@ -124,8 +124,8 @@ def test_images_of_equal_names_sizes_and_times_have_vectors_of_their_own(run, co
         arguments = (f"run={run}", f"images={file.parent}", "page.write=false")
         assert command(*arguments)[0] == 0
         results = run / "embeddings" / "photos" / "embeddings.safetensors"
-        found.append(load_file(results)["embeddings"])
-    assert not torch.equal(*found)
+        embeddings.append(load_file(results)["embeddings"])
+    assert not torch.equal(*embeddings)
 
 
 def test_a_folder_is_the_same_however_it_is_written(run, photos, command, tmp_path, monkeypatch):

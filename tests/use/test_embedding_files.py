@@ -32,10 +32,10 @@ def test_what_is_read_is_what_was_written(tmp_path, format):
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     path = written(tmp_path, format)
     assert path.name == f"embeddings.{format}"
-    found = read_embeddings(tmp_path, key="k", format=format)
-    assert found.paths == EMBEDDINGS.paths and found.broken == EMBEDDINGS.broken
-    assert found.unread == EMBEDDINGS.unread
-    assert torch.equal(found.vectors, EMBEDDINGS.vectors)
+    embeddings = read_embeddings(tmp_path, key="k", format=format)
+    assert embeddings.paths == EMBEDDINGS.paths and embeddings.broken == EMBEDDINGS.broken
+    assert embeddings.unread == EMBEDDINGS.unread
+    assert torch.equal(embeddings.vectors, EMBEDDINGS.vectors)
     assert read_embeddings(tmp_path, key="another", format=format) is None
     other = "npz" if format != "npz" else "safetensors"
     assert read_embeddings(tmp_path, key="k", format=other) is None

@@ -33,28 +33,28 @@ def right(*counts):
 def test_the_interval_is_of_paired_differences():
     """With many images it is that of the mean of the differences."""
     before, after = right(300, 250, 350, 100)
-    found = Accuracy.of(before, after)
+    accuracy = Accuracy.of(before, after)
     differences = after.astype(float) - before
     half = 1.96 * differences.std(ddof=1) / math.sqrt(1000)
-    assert (found.before, found.after) == (0.55, 0.65)
-    assert (found.low, found.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-3)
+    assert (accuracy.before, accuracy.after) == (0.55, 0.65)
+    assert (accuracy.low, accuracy.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-3)
 
 
 @pytest.mark.parametrize("images", [40, 2000])
 def test_a_handful_of_images_decides_about_as_in_an_exact_test(images):
     """The sign test (McNemar's) of the images that only one of the encoders gets right."""
     for lost, gained in itertools.product(range(4), range(16)):
-        found = Accuracy.of(*right(images - gained - lost, lost, gained, 0))
+        accuracy = Accuracy.of(*right(images - gained - lost, lost, gained, 0))
         chance = binomtest(gained, gained + lost).pvalue if gained + lost else 1
-        if found.low > 0:
+        if accuracy.low > 0:
             assert chance < 0.08  # of four images all for the same encoder: .125
-        assert found.low < found.high <= 1
+        assert accuracy.low < accuracy.high <= 1
     assert Accuracy.of(*right(images - 6, 0, 6, 0)).low > 0
 
 
 def test_encoders_that_agree_on_few_images_may_still_differ():
-    found = Accuracy.of(*right(6, 0, 0, 6))
-    assert -0.4 < found.low < -0.1 < 0.1 < found.high == -found.low
+    accuracy = Accuracy.of(*right(6, 0, 0, 6))
+    assert -0.4 < accuracy.low < -0.1 < 0.1 < accuracy.high == -accuracy.low
 
 
 def test_a_better_encoder_is_called_so_and_a_worse_one():
@@ -75,8 +75,8 @@ def test_few_images_of_a_class_are_not_outvoted_by_those_of_all_others():
     draws = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
     draws[5:, 0] += 8
     alike = draws + torch.tensor([0, 60, 0, 0, 0, 0])  # as features behind a ReLU are
-    found = compare((alike, alike), (NOTHING, NOTHING), ["a"] * 5 + ["b"] * 5, 0)
-    assert found.accuracies["knn"].before == 1
+    comparison = compare((alike, alike), (NOTHING, NOTHING), ["a"] * 5 + ["b"] * 5, 0)
+    assert comparison.accuracies["knn"].before == 1
 
 
 def test_what_so_many_images_cannot_show_is_said():
@@ -86,16 +86,16 @@ def test_what_so_many_images_cannot_show_is_said():
 
 
 def test_without_labels_there_is_no_verdict():
-    found = compare((features(1), features(2)), (NOTHING, NOTHING), None, 0)
-    assert found.accuracies == {} and found.verdict.startswith("no verdict: ")
-    assert found.as_json()["images"] == 80
+    comparison = compare((features(1), features(2)), (NOTHING, NOTHING), None, 0)
+    assert comparison.accuracies == {} and comparison.verdict.startswith("no verdict: ")
+    assert comparison.as_json()["images"] == 80
 
 
 def test_neighbours_in_common():
     one, two = features(1), features(1, seed=3)
     assert compare((one, one), (NOTHING, NOTHING), None, 0).neighbours_in_common == 1
     share = compare((one, two), (NOTHING, NOTHING), None, 0).neighbours_in_common
-    found = []
+    shares = []
     for row in range(80):
         near = []
         for vectors in (one, two):
@@ -103,5 +103,5 @@ def test_neighbours_in_common():
             order = (unit @ unit[row]).argsort(descending=True).tolist()
             order.remove(row)
             near.append(set(order[:10]))
-        found.append(len(near[0] & near[1]) / 10)
-    assert share == pytest.approx(np.mean(found))
+        shares.append(len(near[0] & near[1]) / 10)
+    assert share == pytest.approx(np.mean(shares))

@@ -26,11 +26,11 @@ def embedded(run, root, folder):
 
 
 def test_each_path_has_the_features_of_its_image(run, photos, tmp_path, parts_of_eight):
-    found = embedded(run, photos, tmp_path)
+    embeddings = embedded(run, photos, tmp_path)
     files = sorted(photos.rglob("*.png"))
-    assert found.paths == tuple(file.relative_to(photos).as_posix() for file in files)
+    assert embeddings.paths == tuple(file.relative_to(photos).as_posix() for file in files)
     images = torch.stack([torch.tensor(decode_image(f.read_bytes(), 16)) for f in files])
-    torch.testing.assert_close(found.vectors, load_encoder(run)(images))
+    torch.testing.assert_close(embeddings.vectors, load_encoder(run)(images))
 
 
 def test_a_zip_gives_the_same_as_its_folder(run, photos, tmp_path):
@@ -86,8 +86,8 @@ def test_a_part_is_made_again_once_a_file_of_it_can_be_read(
     whole = embedded(run, photos, tmp_path / "whole")
     with unreadable("green/05.png"):
         parts = [embedded(run, photos, tmp_path) for _ in range(2)]
-    for found in parts:  # made, and from the stored parts
-        assert len(found.paths) == 35 and found.unread == ("green/05.png",)
+    for embeddings in parts:  # made, and from the stored parts
+        assert len(embeddings.paths) == 35 and embeddings.unread == ("green/05.png",)
     again = embedded(run, photos, tmp_path)
     assert again.paths == whole.paths and again.unread == ()
 
@@ -105,9 +105,9 @@ def test_parts_of_other_images_are_removed(run, photos, tmp_path, parts_of_eight
 def test_broken_files_are_named_and_left_out(run, photos, tmp_path, parts_of_eight):
     (photos / "green" / "05.png").write_bytes(b"no image")
     (photos / "red" / "11.png").write_bytes(b"")
-    found = embedded(run, photos, tmp_path)
-    assert len(found.paths) == len(found.vectors) == 34
-    assert [name for name, _ in found.broken] == ["green/05.png", "red/11.png"]
+    embeddings = embedded(run, photos, tmp_path)
+    assert len(embeddings.paths) == len(embeddings.vectors) == 34
+    assert [name for name, _ in embeddings.broken] == ["green/05.png", "red/11.png"]
 
 
 def test_nothing_but_broken_files_is_an_error(run, tmp_path):
@@ -120,10 +120,10 @@ def test_nothing_but_broken_files_is_an_error(run, tmp_path):
 def test_an_encoder_of_gray_images_gets_gray_ones(photos, tmp_path):
     spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=1, image_size=8)
     with opened_images(str(photos), "images") as (archive, files):
-        found = embed(
+        embeddings = embed(
             Encoder(spec), archive, files, batch_size=64, unfinished=tmp_path / "u", key="k"
         )
-    assert found.vectors.shape[0] == 36
+    assert embeddings.vectors.shape[0] == 36
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     assert fit_channels(white, 1).tolist() == [[[[255, 255], [255, 255]]]]
     red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)

@@ -16,9 +16,9 @@ def blobs(*counts, dim=10):
 def test_images_of_one_kind_lie_together():
     positions = place_images(blobs(40, 40), seed=0)
     assert positions.shape == (80, 2) and positions.min() >= 0 and positions.max() <= 1
-    own = np.linalg.norm(positions[:40] - positions[:40].mean(0), axis=1).mean()
+    spread = np.linalg.norm(positions[:40] - positions[:40].mean(0), axis=1).mean()
     other = np.linalg.norm(positions[:40].mean(0) - positions[40:].mean(0))
-    assert other > 2 * own
+    assert other > 2 * spread
     assert np.array_equal(positions, place_images(blobs_again := blobs(40, 40), 0)) is False
     assert np.array_equal(place_images(blobs_again, 0), place_images(blobs_again, 0))
 

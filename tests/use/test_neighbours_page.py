@@ -16,9 +16,9 @@ STYLE = re.compile(r"background-size:(\d+)px auto;background-position:-(\d+)px -
 
 def test_no_picture_shows_the_edge_of_another(tmp_path):
     """Browsers smooth what they scale: an edge has colours of the picture beside it."""
-    found, written = nearest_neighbours(torch.randn(70, 4), 10), io.BytesIO()
+    neighbours, written = nearest_neighbours(torch.randn(70, 4), 10), io.BytesIO()
     Image.new("RGB", (32, 32)).save(written, "PNG")
-    comparison = SimpleNamespace(neighbours=(found, found), verdict="")
+    comparison = SimpleNamespace(neighbours=(neighbours, neighbours), verdict="")
     file = tmp_path / "comparison.html"
     write_neighbours_page(
         file, comparison, [f"{n}.png" for n in range(70)], lambda _: written.getvalue(),
@@ -27,5 +27,5 @@ def test_no_picture_shows_the_edge_of_another(tmp_path):
     squares = [tuple(map(int, square)) for square in STYLE.findall(file.read_text())]
     assert len({(x, y) for _, x, y in squares}) == 70
     for wide, x, y in squares:
-        each = wide // COLUMNS
-        assert 1 <= x % each < x % each + SIDE < each and 1 <= y % each < y % each + SIDE < each
+        cell = wide // COLUMNS
+        assert 1 <= x % cell < x % cell + SIDE < cell and 1 <= y % cell < y % cell + SIDE < cell

@@ -41,17 +41,17 @@ def unpacked(text, dtype):
 def test_it_holds_what_the_embeddings_say(photos, tmp_path):
     _, data, embeddings = page_of(photos, tmp_path)
     assert data["paths"] == list(embeddings.paths) and data["total"] == 36
-    found = nearest_neighbours(embeddings.vectors, 12)
+    nearest = nearest_neighbours(embeddings.vectors, 12)
     neighbours = unpacked(data["neighbours"], "<u2").reshape(36, 12)
-    assert np.array_equal(neighbours, found.indices.numpy())
+    assert np.array_equal(neighbours, nearest.indices.numpy())
     cosines = unpacked(data["cosines"], "<i2").reshape(36, 12) / 10_000
-    np.testing.assert_allclose(cosines, found.cosines.numpy(), atol=1e-4)
+    np.testing.assert_allclose(cosines, nearest.cosines.numpy(), atol=1e-4)
     assert len(unpacked(data["positions"], "<u2")) == 72
     assert data["classNames"] == ["blue", "green", "red"]
     assert unpacked(data["classes"], "u1").tolist() == [0] * 12 + [1] * 12 + [2] * 12
     clusters = unpacked(data["clusters"], "u1")
     assert all(clusters[i] == c for c, typical in enumerate(data["typical"]) for i in typical)
-    assert data["outliers"] == outliers(found)
+    assert data["outliers"] == outliers(nearest)
 
 
 @pytest.mark.slow  # a process that imports torch
@@ -107,7 +107,7 @@ def test_pictures_of_an_earlier_page_go_and_no_others(photos, tmp_path):
     left = [number for number in range(3) if (tmp_path / f"pictures-{number}.webp").exists()]
     assert left == [0, 2]
     page_of(photos, tmp_path)
-    assert [each.name for each in tmp_path.glob("pictures-*")] == ["pictures-2.webp"]
+    assert [path.name for path in tmp_path.glob("pictures-*")] == ["pictures-2.webp"]
 
 
 @pytest.mark.parametrize("count", [1, 2])

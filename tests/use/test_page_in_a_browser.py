@@ -52,7 +52,7 @@ def a_phone_is_told_of_touch_and_has_the_legend_beside_the_map(page):
     phone.wait_for_selector("body[data-ready]")
     assert "Tap an image" in phone.locator("#chosen").inner_text()
     assert phone.locator("#chosen kbd").count() == 0
-    box, legend = (phone.locator(each).bounding_box() for each in ("#map", "#legend"))
+    box, legend = (phone.locator(selector).bounding_box() for selector in ("#map", "#legend"))
     assert legend["y"] >= box["y"] + box["height"] - 1
     assert phone.evaluate("document.documentElement.scrollWidth") == 390
     for button in phone.locator("#view-map button:visible").all()[:7]:  # none lies under another
@@ -98,11 +98,11 @@ def a_click_on_the_map_shows_the_nearest_neighbours(page, photos, vectors):
     page.mouse.click(x, y)
     assert page.locator("#chosen .path").inner_text() == name
     paths = sorted(file.relative_to(photos).as_posix() for file in photos.rglob("*.png"))
-    found = nearest_neighbours(vectors, 12)
-    expected = [paths[i] for i in found.indices[paths.index(name)]]
+    nearest = nearest_neighbours(vectors, 12)
+    expected = [paths[i] for i in nearest.indices[paths.index(name)]]
     tiles = page.locator("#chosen .tile")
     assert [tile.get_attribute("title") for tile in tiles.all()] == expected
-    cosines = [f"{c:.3f}" for c in found.cosines[paths.index(name)].tolist()]
+    cosines = [f"{c:.3f}" for c in nearest.cosines[paths.index(name)].tolist()]
     shown = page.locator("#chosen .tile span").all_inner_texts()
     assert [float(a) for a in shown] == pytest.approx([float(b) for b in cosines], abs=0.0011)
     tiles.nth(2).click()

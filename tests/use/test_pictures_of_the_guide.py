@@ -25,8 +25,8 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guide")
     run, digits = folder / "run", folder / "digits"
     assert main([f"run_dir={run}", "engine=inline", "device=cpu", "logging.progress=plain"]) == 0
-    found = load_dataset(load_config().data).train
-    for number, (image, label) in enumerate(zip(found.images, found.labels, strict=True)):
+    train = load_dataset(load_config().data).train
+    for number, (image, label) in enumerate(zip(train.images, train.labels, strict=True)):
         if number < 2000:
             file = digits / str(int(label)) / f"{number:04d}.png"
             file.parent.mkdir(parents=True, exist_ok=True)

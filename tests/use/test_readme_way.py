@@ -79,9 +79,9 @@ def write_photographs(path):
 
 def write_digits(path):
     """The demo's digits."""
-    found = load_dataset(load_config(["data=affine_digits"]).data)
+    dataset = load_dataset(load_config(["data=affine_digits"]).data)
     with zipfile.ZipFile(path, "w") as target:
-        for part, images in (("train", found.train), ("test", found.test)):
+        for part, images in (("train", dataset.train), ("test", dataset.test)):
             for number, (image, label) in enumerate(zip(images.images, images.labels, strict=True)):
                 png = BytesIO()
                 Image.fromarray(image[0].numpy()).save(png, "PNG")
@@ -112,8 +112,8 @@ def write_labels(photos, path):
         names = [name for name in archive.namelist() if name.startswith("train/")]
     chosen = []
     for label in sorted({class_of(name) for name in names}):
-        own = [name for name in names if class_of(name) == label]
-        chosen += own[:: len(own) // LABELLED][:LABELLED]
+        of_class = [name for name in names if class_of(name) == label]
+        chosen += of_class[:: len(of_class) // LABELLED][:LABELLED]
     rows = [f"{name},{class_of(name)}" for name in chosen]
     path.write_text("\n".join(["path,label", *rows]))
 

@@ -19,14 +19,14 @@ from orchestra_flwr.use.similar import (
 def test_neighbours_are_those_with_the_largest_cosines(monkeypatch, at_once):
     monkeypatch.setattr(similar, "SIMILARITIES_AT_ONCE", at_once)
     vectors = torch.randn(40, 6) * torch.rand(40, 1).exp()
-    found = nearest_neighbours(vectors, 7)
+    nearest = nearest_neighbours(vectors, 7)
     for i in range(40):
         cosines = {
             j: float(cosine_similarity(vectors[i], vectors[j], dim=0)) for j in range(40) if j != i
         }
         expected = sorted(cosines, key=cosines.get, reverse=True)[:7]
-        assert found.indices[i].tolist() == expected
-        torch.testing.assert_close(found.cosines[i], torch.tensor([cosines[j] for j in expected]))
+        assert nearest.indices[i].tolist() == expected
+        torch.testing.assert_close(nearest.cosines[i], torch.tensor([cosines[j] for j in expected]))
 
 
 def test_few_images_have_few_neighbours():
@@ -39,8 +39,8 @@ def test_few_images_have_few_neighbours():
 def test_copies_are_found_whatever_the_scale(offset):
     vectors = torch.randn(300, 16) + offset
     copies = torch.stack([vectors[7], vectors[7] + 0.02 * torch.randn(16), 3 * vectors[50]])
-    found = near_duplicates(nearest_neighbours(torch.cat([vectors, copies]), 12))
-    assert found == [[7, 300, 301], [50, 302]]
+    groups = near_duplicates(nearest_neighbours(torch.cat([vectors, copies]), 12))
+    assert groups == [[7, 300, 301], [50, 302]]
 
 
 def test_images_without_copies_have_no_near_duplicates():
@@ -48,8 +48,8 @@ def test_images_without_copies_have_no_near_duplicates():
 
 
 def test_all_images_alike_are_one_group():
-    found = near_duplicates(nearest_neighbours(torch.ones(6, 4), 12))
-    assert found == [[0, 1, 2, 3, 4, 5]]
+    groups = near_duplicates(nearest_neighbours(torch.ones(6, 4), 12))
+    assert groups == [[0, 1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize("copies", [11, 12, 20])
@@ -57,9 +57,9 @@ def test_where_most_images_have_ten_copies_all_are_found_and_none_is_far(copies)
     """Their distances are 0 but for rounding, and so is what is usual."""
     vectors = torch.randn(40, 512).repeat(copies, 1)
     neighbours = nearest_neighbours(vectors, 12)
-    found = near_duplicates(neighbours)
-    assert sorted(position for group in found for position in group) == [*range(40 * copies)]
-    assert all(len({position % 40 for position in group}) == 1 for group in found)
+    groups = near_duplicates(neighbours)
+    assert sorted(position for group in groups for position in group) == [*range(40 * copies)]
+    assert all(len({position % 40 for position in group}) == 1 for group in groups)
     assert outliers(neighbours) == []
 
 
@@ -70,9 +70,9 @@ def test_outliers_are_beyond_tukeys_fence_and_may_be_none():
     scores = outlier_scores(neighbours).numpy()
     lower, upper = np.percentile(scores, 25), np.percentile(scores, 75)
     beyond = [i for i in range(200) if scores[i] > upper + 1.5 * (upper - lower)]
-    found = outliers(neighbours)
-    assert sorted(found) == beyond and {42, 77} <= set(found) and len(found) < 40
-    assert [scores[i] for i in found] == sorted((scores[i] for i in found), reverse=True)
+    positions = outliers(neighbours)
+    assert sorted(positions) == beyond and {42, 77} <= set(positions) and len(positions) < 40
+    assert [scores[i] for i in positions] == sorted((scores[i] for i in positions), reverse=True)
     assert outliers(nearest_neighbours(torch.ones(6, 4), 12)) == []
     assert outliers(nearest_neighbours(torch.ones(1, 4), 12)) == []
 

@@ -25,8 +25,8 @@ def planted(clusters: int, each: int, dim: int = 64, noise: float = 0.02):
 
 def test_recovers_planted_clusters():
     points, centres = planted(16, 10)
-    found = global_clustering(points, NONE, generator())
-    similarity = found @ centres.T
+    centroids = global_clustering(points, NONE, generator())
+    similarity = centroids @ centres.T
     assert similarity.argmax(1).unique().numel() == 16
     assert similarity.max(1).values.min() > 0.97
 
@@ -41,8 +41,8 @@ def test_independent_of_the_order_of_clients(previous):
 
 def test_clusters_have_equal_mass():
     points = torch.randn(200, 16, generator=generator(2))
-    found = global_clustering(points, torch.zeros(10, 16), generator())
-    mass = sinkhorn(F.normalize(points, dim=1) @ found.T)[0].sum(0)
+    centroids = global_clustering(points, torch.zeros(10, 16), generator())
+    mass = sinkhorn(F.normalize(points, dim=1) @ centroids.T)[0].sum(0)
     torch.testing.assert_close(mass.float(), torch.full((10,), 0.1), rtol=0.02, atol=0)
 
 
@@ -53,7 +53,7 @@ def test_goes_halfway_from_the_last_rounds_centroids():
     free = global_clustering(points, previous, generator(), damping=0)
     damped = global_clustering(points, previous, generator())
     torch.testing.assert_close(damped, F.normalize(previous + free, dim=1))
-    angle, half = ((each * previous).sum(1).acos() for each in (free, damped))
+    angle, half = ((centroids * previous).sum(1).acos() for centroids in (free, damped))
     torch.testing.assert_close(half, angle / 2, atol=1e-3, rtol=0)
 
 
@@ -66,30 +66,30 @@ def test_the_same_points_keep_the_clusters_and_their_numbers():
 
 def test_comes_to_the_clusters_of_points_that_stay():
     points, centres = planted(16, 10)
-    found = unit(16, 3)
+    centroids = unit(16, 3)
     for _ in range(8):
-        found = global_clustering(points, found, generator())
-    assert (found @ centres.T).max(1).values.min() > 0.95
+        centroids = global_clustering(points, centroids, generator())
+    assert (centroids @ centres.T).max(1).values.min() > 0.95
 
 
 @pytest.mark.parametrize("n", [1, 3, 31, 32])
 def test_fewer_centroids_than_clusters_in_the_first_round(n):
     points = unit(n, n)
-    found = global_clustering(points, torch.zeros(32, 64), generator())
-    assert found.shape == (32, 64)
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(32))
+    centroids = global_clustering(points, torch.zeros(32, 64), generator())
+    assert centroids.shape == (32, 64)
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(32))
     # Every local centroid is represented.
-    assert (points @ found.T).max(1).values.min() > 0.98
+    assert (points @ centroids.T).max(1).values.min() > 0.98
 
 
 def test_fewer_centroids_than_clusters_move_one_each_and_no_other():
     """The cheapest ones, as scipy has them."""
     points, previous = unit(5, 1), unit(16, 3)
-    found = global_clustering(points, previous, generator())
+    centroids = global_clustering(points, previous, generator())
     rows, columns = linear_sum_assignment(-(points @ previous.T).numpy())
     expected = previous.clone()
     expected[columns] = F.normalize(previous[columns] + points[rows], dim=1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(centroids, expected)
 
 
 def test_what_is_opposite_to_the_last_centroid_replaces_it():
@@ -100,8 +100,8 @@ def test_what_is_opposite_to_the_last_centroid_replaces_it():
 
 @pytest.mark.parametrize("previous", [NONE[:, :8], unit(16, 3, 8)])
 def test_duplicates_stay_finite(previous):
-    found = global_clustering(torch.ones(40, 8), previous, generator())
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(16))
+    centroids = global_clustering(torch.ones(40, 8), previous, generator())
+    torch.testing.assert_close(centroids.norm(dim=1), torch.ones(16))
 
 
 def test_better_than_random_centroids():
@@ -112,8 +112,8 @@ def test_better_than_random_centroids():
         return float((sinkhorn(score)[0] * score).sum())
 
     points, _ = planted(12, 20, noise=0.1)
-    found = global_clustering(points, torch.zeros(12, 64), generator())
-    assert objective(points, found) > 2 * objective(points, unit(12, 9))
+    solution = global_clustering(points, torch.zeros(12, 64), generator())
+    assert objective(points, solution) > 2 * objective(points, unit(12, 9))
 
 
 @pytest.mark.parametrize("previous", [NONE[:2, :4], unit(2, 3, 4)])

@@ -52,10 +52,10 @@ def _never() -> Dataset:
 @pytest.mark.parametrize("labelled", [True, False])
 def test_what_is_stored_comes_back(tmp_path: Path, labelled: bool):
     made = cached(tmp_path / "new", "plain", "key", lambda: _dataset(labelled))
-    found = cached(tmp_path / "new", "plain", "key", _never)
+    dataset = cached(tmp_path / "new", "plain", "key", _never)
 
     assert _same(made, _dataset(labelled))
-    assert _same(found, made)
+    assert _same(dataset, made)
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["plain-key.safetensors"]
 
 
@@ -77,10 +77,10 @@ def test_views_of_one_tensor_can_be_stored(tmp_path: Path):
     whole = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
     labels = torch.zeros(10, dtype=torch.int64)
     halves = [ImageSet(whole[part], labels[part], ("a",)) for part in (slice(6), slice(6, 10))]
-    found = cached(tmp_path, "plain", "key", lambda: Dataset("plain", *halves))
+    dataset = cached(tmp_path, "plain", "key", lambda: Dataset("plain", *halves))
 
-    assert (len(found.train), len(found.test)) == (6, 4)
-    assert _same(cached(tmp_path, "plain", "key", _never), found)
+    assert (len(dataset.train), len(dataset.test)) == (6, 4)
+    assert _same(cached(tmp_path, "plain", "key", _never), dataset)
 
 
 def _damage_cut(file: Path) -> None:

@@ -15,8 +15,8 @@ def below(tmp_path):
     """Lists what is found below a folder, and how many things were met again."""
 
     def listed():
-        found, again, _ = regular_files(tmp_path, lambda path: path.endswith(".png"))
-        return sorted(found), again
+        files, again, _ = regular_files(tmp_path, lambda path: path.endswith(".png"))
+        return sorted(files), again
 
     return listed
 
@@ -56,8 +56,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_found(tmp_path, monkeypatc
         return listed(folder)
 
     monkeypatch.setattr(Path, "iterdir", iterdir)  # permissions mean nothing to root
-    found, _, unread = regular_files(tmp_path, lambda path: path.endswith(".png"))
-    assert list(found) == ["cat/1.png"]
+    files, _, unread = regular_files(tmp_path, lambda path: path.endswith(".png"))
+    assert list(files) == ["cat/1.png"]
     assert unread == {"dog": "Permission denied", "eel": "No such file or directory"}
 
 

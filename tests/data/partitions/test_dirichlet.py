@@ -76,10 +76,10 @@ def test_a_client_gets_a_run_of_each_class_in_file_order():
     for part in partition(_dirichlet(0.5), labels, 5000, 10, 0):
         for label in range(10):
             members = np.flatnonzero(labels.numpy() == label)
-            own = np.flatnonzero(np.isin(members, part))
-            if len(own):
-                assert np.array_equal(own, np.arange(own[0], own[0] + len(own)))
-                starts.setdefault(label, []).append(own[0])
+            places = np.flatnonzero(np.isin(members, part))
+            if len(places):
+                assert np.array_equal(places, np.arange(places[0], places[0] + len(places)))
+                starts.setdefault(label, []).append(places[0])
     assert all(values == sorted(values) for values in starts.values())
 
 

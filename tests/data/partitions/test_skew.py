@@ -59,9 +59,9 @@ def test_more_clients_than_classes_share_a_class():
 def test_the_common_part_and_the_choice_of_images_are_random():
     first, other = _split(0.5, 5), _split(0.5, 5, seed=1)
     assert not np.array_equal(first[0], other[0])
-    own = first[0][np.isin(LABELS[first[0]], [0, 1])]
+    indices = first[0][np.isin(LABELS[first[0]], [0, 1])]
     # Half of classes 0 and 1 is the client's own, a fifth of the other half comes to it: 6 of 10.
-    assert len(own) == pytest.approx(6000, abs=150)
+    assert len(indices) == pytest.approx(6000, abs=150)
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1])

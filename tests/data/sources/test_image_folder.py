@@ -408,8 +408,8 @@ def test_an_encrypted_zip_is_said_to_be_one(tmp_path: Path):
     archive = Path(shutil.make_archive(str(tmp_path / "images"), "zip", source))
     content = bytearray(archive.read_bytes())
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        for found in re.finditer(signature, bytes(content)):
-            content[found.start() + flags] |= 1
+        for match in re.finditer(signature, bytes(content)):
+            content[match.start() + flags] |= 1
     archive.write_bytes(content)
     _refused(archive, "no training image can be read .a/1.png: encrypted; unpack the zip with its")
 
@@ -432,8 +432,8 @@ def test_loose_images_beside_class_folders_have_no_label(tmp_path: Path, caplog)
         root = _write(tmp_path / f"images{outer}", names)
         for _ in range(2):
             train = _load(root).train
-            found = dict(zip(train.files, train.labels.tolist(), strict=True))
-            assert found == dict(zip(names, (0, 1, UNLABELLED, 1), strict=True))
+            labels = dict(zip(train.files, train.labels.tolist(), strict=True))
+            assert labels == dict(zip(names, (0, 1, UNLABELLED, 1), strict=True))
             assert train.classes == ("a", "b")
             assert sorted(train.labelled.labels.tolist()) == [0, 1, 1]
             assert "x.png" not in "".join(train.labelled.files)

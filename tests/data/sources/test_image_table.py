@@ -123,7 +123,7 @@ def test_a_smaller_number_of_groups_is_among_the_larger(config):
         return {file.partition("/")[0] for file in train.files}
 
     drawn = [owners(groups) for groups in (1, 2, 3, 9)]
-    assert [len(each) for each in drawn] == [1, 2, 3, 4]
+    assert [len(names) for names in drawn] == [1, 2, 3, 4]
     assert drawn[0] < drawn[1] < drawn[2] < drawn[3]
     with pytest.raises(ConfigError, match=r"^data\.groups=2: data\.group must name a column"):
         load_dataset(config(lines, groups=2))

@@ -65,4 +65,4 @@ def test_several_threads_may_send(ends):
         sent = [pool.submit(one.send, event) for event in events]
         received = [other.receive() for _ in events]
     assert sorted(received, key=lambda event: event["number"]) == events
-    assert all(each.exception() is None for each in sent)
+    assert all(future.exception() is None for future in sent)

@@ -130,10 +130,10 @@ class Talk:
             self.server.take_unmasking(name, client.unmask(signatures, views))
 
     def until(self, stage):
-        for each in STAGES:
-            if each == stage:
+        for name in STAGES:
+            if name == stage:
                 return self
-            getattr(self, each)()
+            getattr(self, name)()
         return self
 
 
@@ -316,8 +316,8 @@ def test_a_client_adds_noise_and_writes_it_down_before_it_is_sent(
 def test_its_own_bound_holds_whatever_the_server_says(
     worker, configured, ask, greeting, task, said, tmp_path
 ):
-    quiet = [each for each in NOISE if "noise" not in each and "clip" not in each]
-    at_server = [each for each in NOISE if each != DEMAND]
+    quiet = [override for override in NOISE if "noise" not in override and "clip" not in override]
+    at_server = [override for override in NOISE if override != DEMAND]
     bound = "privacy.updates_epsilon=5"
     for settings in (quiet, at_server, ["method=simclr"]):
         server = configured(*settings)

@@ -155,6 +155,6 @@ def test_a_failure_sends_nothing_but_its_word(
     content[CONFIG] = ConfigRecord({**content[CONFIG], "schema": "HIV_positive"})
     one.ask("train", content)
     unreadable, failed = Failure.DATA_UNREADABLE, Failure.FAILED
-    assert one.errors == [(each.code, each.word) for each in (unreadable, failed)]
+    assert one.errors == [(failure.code, failure.word) for failure in (unreadable, failed)]
     assert "HIV_positive" in "".join(said)
     assert_nothing_leaks(one.sent)

@@ -41,7 +41,7 @@ def small(overrides):
         unread = ("clustering.memory=",)
     if "logging.format=json" in overrides:
         unread += ("logging.progress=",)
-    return [each for each in SMALL if not each.startswith(unread)]
+    return [override for override in SMALL if not override.startswith(unread)]
 
 
 PATIENCE = 400  # seconds; everything takes many times as long on a busy machine
@@ -188,9 +188,9 @@ class Machines:
     def dropped(self):
         """(round, client, reason) of everything that was not used."""
         return [
-            (record["round"], each["client"], each["reason"])
+            (record["round"], entry["client"], entry["reason"])
             for record in self.metrics()
-            for each in record["clients"]["dropped"]
+            for entry in record["clients"]["dropped"]
         ]
 
     def end(self):

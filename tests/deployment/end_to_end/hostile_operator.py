@@ -81,10 +81,10 @@ def assert_closed(port, scratch, server, client):
 def listening_ports(pid):
     """TCP ports on which a process, or one that it started, listens (Linux)."""
     pids, inodes = [pid], set()
-    for each in pids:
-        for file in Path(f"/proc/{each}/task").glob("*/children"):
+    for process_id in pids:
+        for file in Path(f"/proc/{process_id}/task").glob("*/children"):
             pids += [int(child) for child in file.read_text().split()]
-        for descriptor in Path(f"/proc/{each}/fd").iterdir():
+        for descriptor in Path(f"/proc/{process_id}/fd").iterdir():
             try:
                 inodes.add(str(descriptor.readlink()))
             except OSError:

@@ -32,8 +32,8 @@ def test_a_hanging_client_counts_late_a_killed_server_goes_on_and_a_replay_has_t
     server.wait()
     again = machines.server(f"resume={machines.run}")
     assert again.wait() == 0, again.text
-    for each in clients.values():
-        each.end()
+    for client in clients.values():
+        client.end()
     assert "Traceback" not in server.text + again.text + "".join(c.text for c in clients.values())
     assert all(len(round_) == 2 for round_ in arrivals(machines))
     assert all("c" not in dict(round_) for round_ in arrivals(machines)[:3])
@@ -46,5 +46,7 @@ def test_a_hanging_client_counts_late_a_killed_server_goes_on_and_a_replay_has_t
          "federation.clients=3", "engine=inline", f"run_dir={simulated}"]
     )  # fmt: skip
     assert code == 0
-    ours, theirs = (load_file(each / "encoder.safetensors") for each in (machines.run, simulated))
+    ours, theirs = (
+        load_file(run_folder / "encoder.safetensors") for run_folder in (machines.run, simulated)
+    )
     assert all(ours[name].equal(theirs[name]) for name in theirs)

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.timeout(900)
 def container(machines, services, secrets, name):
     """A service's folder: its keys where its secrets are put, and its command for this machine."""
     folder = machines.folder / name
-    for each in services[name]["secrets"]:
-        target = folder / each["target"].lstrip("/")
+    for secret in services[name]["secrets"]:
+        target = folder / secret["target"].lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(machines.folder / secrets[each["source"]]["file"], target)
+        shutil.copyfile(machines.folder / secrets[secret["source"]]["file"], target)
         target.chmod(0o600)
     for volume in services[name]["volumes"][1:]:  # the first one is its home
         source, _, target = volume.removesuffix(":ro").rpartition(":")
@@ -61,7 +61,7 @@ def test_what_compose_starts_trains_a_round_and_goes_on_when_it_is_started_again
 
     server = serve()
     server.wait_for("listening on")
-    small = [each for each in machines.small(()) if not each.startswith("logging.")]
+    small = [override for override in machines.small(()) if not override.startswith("logging.")]
     assert submit_main([f"queue={home}/runs", *small, "federation.rounds=4"]) == 0
     clients = {}
     for name in "ab":

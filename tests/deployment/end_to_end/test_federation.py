@@ -52,7 +52,7 @@ def assert_same_bits(one, other):
 
 def assert_private(*paths):
     """Nobody but their owner can read these files and folders, or what is in them."""
-    inside = [found for path in paths for found in path.rglob("*")]
+    inside = [file for path in paths for file in path.rglob("*")]
     modes = {str(path): path.lstat().st_mode for path in [*paths, *inside]}
     assert {p: oct(m) for p, m in modes.items() if m & 0o077 and not S_ISLNK(m)} == {}
 
@@ -96,10 +96,10 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines, scra
     two = machines.client("b")
     assert server.wait() == 0, server.text
     server.wait_for("begins with the encoder of", 5)
-    for each in (one, two):
-        each.end()
-        assert each.wait() == 0, each.text
-        each.wait_for("the encoder is here: orchestra-embed run=", 5)
+    for client in (one, two):
+        client.end()
+        assert client.wait() == 0, client.text
+        client.wait_for("the encoder is here: orchestra-embed run=", 5)
     assert one.text.count("refused a message") == 1 and "refused" not in two.text
     for name in "ab":
         stored = machines.folder / "state" / name / "encoder"
@@ -113,7 +113,7 @@ def test_two_clients_over_tls_end_in_the_bits_of_their_simulation(machines, scra
     assert_private(machines.run / "superlink.log", machines.run / "metrics.jsonl")
     simulated = simulate(machines, ["a", "b"], 1, *scored)
     assert_same_bits(machines.run, simulated)
-    ours, theirs = (RunFolder(each).read_metrics()[-1] for each in (machines.run, simulated))
+    ours, theirs = (RunFolder(folder).read_metrics()[-1] for folder in (machines.run, simulated))
     assert ours["unsupervised"] == theirs["unsupervised"]
     assert all(r["bytes_up"] > 0 and r["seconds"] > 0 for r in machines.metrics())
 
@@ -145,18 +145,18 @@ def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines
     forged.wait_for("does not vouch for")
     plain.wait_for("does not speak plain text")
     server.wait_for("refused: 127.0.0.1")
-    for each in (unknown, forged, plain):
-        each.end()
+    for client in (unknown, forged, plain):
+        client.end()
     assert "mallory" not in "".join(line for line in server.lines if "joined" in line)
 
     clients = [machines.client(name) for name in "abc"]
     assert server.wait() == 0, server.text
     for count, name in ((64, "a"), (37, "b"), (20, "c")):
         assert f"client {name} joined with {count} images" in server.text
-    for each in clients:
-        each.wait_for("round 3: ", 5)
-        each.end()
-        assert each.wait() == 0
+    for client in clients:
+        client.wait_for("round 3: ", 5)
+        client.end()
+        assert client.wait() == 0
 
     assert_same_bits(machines.run, simulate(machines, "abc", rounds=3))
     assert load_encoder(machines.run).spec.image_size == 16
@@ -221,7 +221,7 @@ def test_clusters_of_real_clients_have_the_bits_of_their_simulation(machines):
     assert machines.dropped() == []
     simulated = simulate(machines, "abc", 3, *chosen)
     assert_same_bits(machines.run, simulated)
-    ours, theirs = (RunFolder(each).read_metrics() for each in (machines.run, simulated))
+    ours, theirs = (RunFolder(folder).read_metrics() for folder in (machines.run, simulated))
     assert [r.get("exchange") for r in ours] == [r.get("exchange") for r in theirs]
     assert sum(map(len, ours[-1]["exchange"]["members"].values())) == 3
     assert all(record["loss"]["alignment"] <= 1 for record in ours[1:])
@@ -308,10 +308,10 @@ def living():
 def descendants(pid):
     """Process ids of all that it started, and that those started."""
     parents = living()
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
+    pids = [pid]
+    for ancestor in pids:
+        pids += [child for child, parent in parents.items() if parent == ancestor]
+    return pids[1:]
 
 
 def released(machines, name):
@@ -382,8 +382,8 @@ def test_a_killed_server_is_resumed_and_ends_in_the_same_bits(machines):
     assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3, 4]
     assert main([f"resume={simulated}", "federation.rounds=4"]) == 0
     assert_same_bits(machines.run, simulated)
-    for each in clients:
-        assert "round 4: " in each.text  # they found the servers by themselves
+    for client in clients:
+        assert "round 4: " in client.text  # they found the servers by themselves
 
 
 @pytest.mark.slow
@@ -430,9 +430,9 @@ def test_frozen_weights_reach_each_client_once_in_all_its_runs(machines):
         server.wait_for("listening on 127.0.0.1")
         clients = [machines.client(name) for name in ("a", "b")]
         assert server.wait() == 0, server.text
-        for each in clients:
-            each.end()
-            assert each.wait() == 0, each.text
+        for process in clients:
+            process.end()
+            assert process.wait() == 0, process.text
         down += [record["bytes_down"] for record in machines.metrics()[1:]]
     (file,) = (machines.run / "checkpoint" / "frozen").iterdir()
     sent = 2 * file.stat().st_size

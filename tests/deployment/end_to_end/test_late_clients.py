@@ -21,12 +21,13 @@ def test_rounds_go_on_without_a_client_that_hangs_and_ask_it_again_when_it_is_fr
     server.wait_for("round 3/12")
     clients["c"].send(signal.SIGCONT)
     assert server.wait() == 0, server.text
-    for each in clients.values():
-        each.end()
+    for client in clients.values():
+        client.end()
     assert clients["c"].wait() == 0, clients["c"].text
     rounds = [record["clients"] for record in machines.metrics()][1:]
     assert rounds[0]["late"] == ["c"] and rounds[0]["ok"] == 2 and rounds[0]["dropped"] == []
-    assert [each["cohort"] for each in rounds[:3]] == [3, 2, 2]  # it is not asked while it works
-    assert 3 in [each["cohort"] for each in rounds[3:]]  # and asked again
-    assert all(each["counted_so_far"] >= 2 / 3 for each in rounds)
+    # It is not asked while it works, and asked again.
+    assert [round_["cohort"] for round_ in rounds[:3]] == [3, 2, 2]
+    assert 3 in [round_["cohort"] for round_ in rounds[3:]]
+    assert all(round_["counted_so_far"] >= 2 / 3 for round_ in rounds)
     assert "Traceback" not in server.text + clients["c"].text

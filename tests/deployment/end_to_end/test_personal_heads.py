@@ -34,12 +34,12 @@ def test_figures_are_of_those_clients_that_allow_it(machines):
         "c": machines.client("c", allowed),
     }
     assert server.wait(1200) == 0, server.text
-    for each in clients.values():
-        each.end()
-        assert each.wait() == 0, each.text
+    for client in clients.values():
+        client.end()
+        assert client.wait() == 0, client.text
     sent = {}
-    for name, each in clients.items():
-        lines = [line for line in each.lines if "round 1: accuracy of a head" in line]
+    for name, client in clients.items():
+        lines = [line for line in client.lines if "round 1: accuracy of a head" in line]
         sent[name] = "not sent" not in lines[-1]
     assert sent == {"a": True, "b": False, "c": True}
     personal = json.loads((machines.run / "summary.json").read_text())["clients_own"]["personal"]

@@ -30,7 +30,11 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b")
 
     def submit(*overrides):
-        small = [each for each in machines.small(overrides) if not each.startswith("logging.")]
+        small = [
+            override
+            for override in machines.small(overrides)
+            if not override.startswith("logging.")
+        ]
         assert submit_main([f"queue={folder}", *small, *overrides]) == 0
 
     def serve():
@@ -47,8 +51,8 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     server.wait_for("run 0003: begins")
     assert "run 0001: done" in server.text and "run 0002: failed: data.root=" in server.text
     server.wait_for("round 2/500")
-    for each in clients:
-        assert each.text.count("connected to") == 1 and "the encoder is here" in each.text
+    for client in clients:
+        assert client.text.count("connected to") == 1 and "the encoder is here" in client.text
     server.send(signal.SIGKILL)
     server.wait()
     again = serve()
@@ -59,13 +63,13 @@ def test_one_that_fails_and_a_killed_server_hold_up_no_run(machines):
     again.wait_for("no run waits in")
     assert [run.state for run in RunQueue(folder).runs()][2:] == ["cancelled", "done"]
     assert (Path(folder) / "0004" / "run" / "encoder.safetensors").is_file()
-    for name, each in zip("ab", clients, strict=True):
-        assert "byol" in each.text
+    for name, client in zip("ab", clients, strict=True):
+        assert "byol" in client.text
         stored = machines.folder / "state" / name / "encoder"
         assert "byol" in (stored / "encoder.json").read_text()
     assert check_audit(folder / "0004" / "run")[0] > 3
     log = (folder / "0004" / "run" / "audit.jsonl").read_text().splitlines()
-    registered = next(each for each in map(json.loads, log) if each["event"] == "registered")
+    registered = next(entry for entry in map(json.loads, log) if entry["event"] == "registered")
     assert registered["clients"] == ["a", "b"]
     # It is watched at one address, with a run and without one.
     watched = re.search("watched at (http://127.0.0.1:[0-9]+)/", again.text)[1]
@@ -85,10 +89,10 @@ def test_a_client_that_comes_after_the_run_gets_its_encoder(machines):
     server = machines.start(*command, f"security={machines.security}")
     server.wait_for("no run waits in")
     keys = ("federation.rounds=4", "training.local_epochs=20", "federation.min_clients=1")
-    small = [each for each in machines.small(()) if not each.startswith("logging.")]
+    small = [override for override in machines.small(()) if not override.startswith("logging.")]
     clients = [machines.client(name) for name in "ab"]
-    for each in clients:
-        each.wait_for("connected to")
+    for client in clients:
+        client.wait_for("connected to")
     assert submit_main([f"queue={folder}", *small, *keys, "share.wait=0"]) == 0
     clients[1].wait_for("round 1: training")
     clients[1].end()

@@ -82,8 +82,8 @@ def test_the_sum_is_that_of_who_is_left(federation, stage):
         for name in NAMES
     ]
     assert server.wait(1200) == 0, server.text
-    for each in clients:
-        each.end()
+    for process in clients:
+        process.end()
     text = clients[0].text
     assert "whatever it does, while at most 0 of those clients are on its side" in text
     assert "the sum was opened" in text
@@ -104,8 +104,8 @@ def test_adapters_are_summed(federation):
     server.wait_for("listening on 127.0.0.1")
     clients = [demanding(machines, name) for name in NAMES[:3]]
     assert server.wait(1200) == 0, server.text
-    for each in clients:
-        each.end()
+    for process in clients:
+        process.end()
     assert "for a sum of 3 clients" in clients[0].text and "the sum was opened" in clients[0].text
     assert_same(machines, mean_of(machines, overrides, NAMES[:3]))
     config = load(ServerConfig, [*machines.small(overrides), *overrides])
@@ -126,8 +126,8 @@ def test_a_killed_server_goes_on_with_sums(federation):
     server.wait()
     again = machines.server(f"resume={machines.run}")
     assert again.wait(1200) == 0, again.text
-    for each in clients:
-        each.end()
+    for process in clients:
+        process.end()
     assert [record["round"] for record in machines.metrics()] == [0, 1, 2, 3]
     assert machines.dropped() == [] and "the sum was opened" in clients[1].text
     mode = {"noise": "a share of each client", "keys": "signed"}

@@ -57,8 +57,8 @@ def pump(source, sink, kept):
             sink.sendall(data)
     except OSError:
         pass
-    for each in (source, sink):
-        each.close()
+    for connection in (source, sink):
+        connection.close()
 
 
 class Clients:
@@ -221,9 +221,9 @@ def test_what_a_killed_server_and_client_leave_is_removed_by_the_next(
         client = machines.client("a")
         client.wait_for("connected to")
         assert len(list(temporary.iterdir())) == 2
-        for each in (client, server):
-            each.send(9)
-            each.wait()
+        for process in (client, server):
+            process.send(9)
+            process.wait()
         children_end(temporary)
     server = machines.server(f"run_dir={machines.folder / 'last'}")
     server.wait_for("listening on")

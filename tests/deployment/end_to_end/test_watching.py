@@ -59,9 +59,11 @@ def test_a_run_over_tls_is_watched_while_it_trains(machines, capsys):
     assert server.wait() == 0, server.text
 
     assert slowest < 2, "a scrape waits for a round"
-    assert any(each["orchestra_state", "training"] for each in seen)  # in the middle of a round
-    names = [{each["name"]: each["state"] for each in status["names"]} for status in statuses]
-    assert all(each.keys() == {"a", "b", "away"} for each in names) and names[-1]["away"] == "away"
+    assert any(scrape["orchestra_state", "training"] for scrape in seen)  # in the middle of a round
+    names = [{entry["name"]: entry["state"] for entry in status["names"]} for status in statuses]
+    assert (
+        all(states.keys() == {"a", "b", "away"} for states in names) and names[-1]["away"] == "away"
+    )
     last = seen[-1]
     assert last["orchestra_clients", "registered"] == 3 and last["orchestra_clients", "here"] == 2
     assert (
@@ -78,9 +80,9 @@ def test_a_run_over_tls_is_watched_while_it_trains(machines, capsys):
     assert there["orchestra_well",] == 1 and there["orchestra_answers_total", "training ok"] >= 3
     assert there["orchestra_bytes_total", "up"] > 0
 
-    for each in clients:
-        each.end()
-        lines = [json.loads(line) for line in each.lines]
+    for client in clients:
+        client.end()
+        lines = [json.loads(line) for line in client.lines]
         assert all(line["time"] and line["client"] in ("a", "b") for line in lines)
     entries = [json.loads(line) for line in (machines.run / "audit.jsonl").read_text().splitlines()]
     assert entries[0]["event"] == "began"
@@ -114,9 +116,9 @@ def test_the_log_of_a_killed_server_goes_on(machines):
     again.end()
     for running in (server, again):
         events = [json.loads(line) for line in running.lines]
-        assert all({"time", "level", "event"} <= each.keys() for each in events)
+        assert all({"time", "level", "event"} <= event.keys() for event in events)
     entries = [json.loads(line) for line in (machines.run / "audit.jsonl").read_text().splitlines()]
-    events = [each["event"] for each in entries]
+    events = [entry["event"] for entry in entries]
     assert events[0] == "began" and events.index("turned_away") < events.index("revoked")
     assert events.index("revoked") < events.index("resumed") and events[-1] == "ended"
     assert check_audit(machines.run)[0] == len(entries)

@@ -21,4 +21,4 @@ def test_the_process_may_open_a_file_for_each_connection(monkeypatch, limits, ra
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda *arguments: calls.append(arguments))
     Admission(None, Refusals(print), lambda peer, ended: None)
-    assert calls == [(resource.RLIMIT_NOFILE, each) for each in raised]
+    assert calls == [(resource.RLIMIT_NOFILE, limit) for limit in raised]

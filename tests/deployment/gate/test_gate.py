@@ -194,8 +194,8 @@ class Client:
     def line(self, part=""):
         """The first line about this client that holds `part`, without its address."""
         start = f"refused: {self.address}: "
-        found = wait(lambda: [x for x in self._lines if x.startswith(start) and part in x])
-        return found[0].removeprefix(start)
+        matches = wait(lambda: [x for x in self._lines if x.startswith(start) and part in x])
+        return matches[0].removeprefix(start)
 
     def lines(self):
         return [line for line in self._lines if self.address + ": " in line]
@@ -276,19 +276,19 @@ def test(request, superlink):
 @pytest.mark.parametrize("kind", ["client", "tls_client"])
 def test_passes_a_request_and_its_response(kind, request, superlink, test):
     body = os.urandom(100_000)
-    given = {"content-type": "application/protobuf", "flwr-public-key": "YWxpY2Ui", "accept": "a/b"}
-    given |= key_header(ALICE) | {"flwr-timestamp": "now", "flwr-test": test}
+    sent = {"content-type": "application/protobuf", "flwr-public-key": "YWxpY2Ui", "accept": "a/b"}
+    sent |= key_header(ALICE) | {"flwr-timestamp": "now", "flwr-test": test}
     dropped = {"cookie": "1", "x-forwarded-for": "10.0.0.1", "te": "trailers", "keep-alive": "9"}
     with contextlib.closing(request.getfixturevalue(kind).connection()) as made:
-        made.request("POST", PUSH, body, given | dropped | {"connection": "keep-alive"})
+        made.request("POST", PUSH, body, sent | dropped | {"connection": "keep-alive"})
         response = made.getresponse()
         assert (response.status, response.read()) == (200, b"100000")
         assert response.headers["flwr-version-incompatibility-message"] == "old"
         assert {"x-secret", "server", "date"}.isdisjoint(k.lower() for k in response.headers)
         ((method, path, headers, received),) = superlink.seen(test)
         assert (method, path, received) == ("POST", PUSH, body)
-        assert given.items() <= headers.items()
-        assert headers.keys() - given.keys() == {"host", "content-length"}
+        assert sent.items() <= headers.items()
+        assert headers.keys() - sent.keys() == {"host", "content-length"}
 
 
 def test_keeps_connections_on_both_sides(client, superlink, test):

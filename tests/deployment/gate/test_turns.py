@@ -85,7 +85,7 @@ def test_few_requests_are_under_way_and_all_are_answered(superlink, gate, client
     wait(lambda: superlink.under_way.total() == turns.UNDER_WAY)
     time.sleep(0.2)
     superlink.answers[GET_RUN].set()
-    assert [each.result() for each in asked] == [(200, b"ok")] * 50
+    assert [future.result() for future in asked] == [(200, b"ok")] * 50
     assert superlink.most == turns.UNDER_WAY
 
 
@@ -95,14 +95,14 @@ def test_heartbeats_wait_for_nothing_else(superlink, gate, clients):
     others = [clients.submit(post, gate, GET_RUN) for _ in range(50)]
     wait(lambda: superlink.under_way[GET_RUN] == turns.UNDER_WAY)
     assert post(gate, HEARTBEAT) == (200, b"ok")
-    assert not any(each.done() for each in others)
+    assert not any(future.done() for future in others)
     superlink.answers[HEARTBEAT] = threading.Event()
     beats = [clients.submit(post, gate, HEARTBEAT, b"%d" % n) for n in range(9)]
     wait(lambda: superlink.under_way[HEARTBEAT] == turns.HEARTBEATS)
     time.sleep(0.2)
     for answer in superlink.answers.values():
         answer.set()
-    assert {each.result() for each in (*others, *beats)} == {(200, b"ok")}
+    assert {future.result() for future in (*others, *beats)} == {(200, b"ok")}
     assert superlink.most == turns.UNDER_WAY + turns.HEARTBEATS
 
 
@@ -116,7 +116,7 @@ def test_nobody_comes_while_heartbeats_wait(superlink, gate, clients):
     time.sleep(0.2)
     assert not superlink.asked[ACTIVATE]
     superlink.answers[HEARTBEAT].set()
-    assert {each.result() for each in (coming, *beats)} == {(200, b"ok")}
+    assert {future.result() for future in (coming, *beats)} == {(200, b"ok")}
 
 
 def test_a_client_that_sends_heartbeats_without_end_keeps_nobody_out(superlink, gate, clients):
@@ -134,7 +134,7 @@ def test_a_client_that_sends_heartbeats_without_end_keeps_nobody_out(superlink, 
     beats.append(clients.submit(post, gate, HEARTBEAT, b"his", flwr_public_key=keys[1]))
     wait(lambda: superlink.under_way[HEARTBEAT] == 2)
     superlink.answers[HEARTBEAT].set()
-    assert {each.result() for each in beats} == {(200, b"ok")}
+    assert {beat.result() for beat in beats} == {(200, b"ok")}
 
 
 def test_a_request_does_not_wait_for_clients_that_come(superlink, gate, clients):
@@ -146,7 +146,7 @@ def test_a_request_does_not_wait_for_clients_that_come(superlink, gate, clients)
     assert time.monotonic() - began < 1
     assert superlink.under_way[ACTIVATE] == turns.COMING
     superlink.answers[ACTIVATE].set()
-    assert [each.result() for each in coming] == [(200, b"ok")] * 50
+    assert [future.result() for future in coming] == [(200, b"ok")] * 50
 
 
 def test_a_heartbeat_that_a_busy_superlink_does_not_need_is_answered_by_the_gate(
@@ -164,7 +164,7 @@ def test_a_heartbeat_that_a_busy_superlink_does_not_need_is_answered_by_the_gate
     assert post(gate, HEARTBEAT) == post(gate, HEARTBEAT, b"another") == (200, b"ok")
     assert superlink.asked[HEARTBEAT] == 4
     superlink.answers[GET_RUN].set()
-    assert {each.result() for each in others} == {(200, b"ok")}
+    assert {future.result() for future in others} == {(200, b"ok")}
 
 
 def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, monkeypatch):
@@ -172,9 +172,9 @@ def test_who_waits_too_long_is_to_come_again(superlink, gate, clients, lines, mo
     monkeypatch.setattr(turns, "LONG_WAIT_SECONDS", 0.3)
     superlink.answers[ACTIVATE] = threading.Event()
     coming = [clients.submit(post, gate, ACTIVATE) for _ in range(10)]
-    wait(lambda: sum(each.done() for each in coming) == 10 - turns.COMING)
+    wait(lambda: sum(future.done() for future in coming) == 10 - turns.COMING)
     superlink.answers[ACTIVATE].set()
-    statuses = Counter(each.result()[0] for each in coming)
+    statuses = Counter(future.result()[0] for future in coming)
     assert statuses == {200: turns.COMING, 503: 10 - turns.COMING}
     assert lines == [
         "the SuperLink has more to do than it can: clients wait, and try again by themselves"
@@ -186,16 +186,16 @@ def test_a_slow_line_takes_no_turn(superlink, gate):
     """Neither with a short request that is half sent, nor with the parts of a model."""
     slow = [socket.create_connection(("127.0.0.1", gate.port)) for _ in range(2 * turns.UNDER_WAY)]
     try:
-        for number, each in enumerate(slow):
+        for number, connection in enumerate(slow):
             path = PUSH if number % 2 else HEARTBEAT
-            each.sendall(
+            connection.sendall(
                 f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf".encode()
             )
         wait(lambda: superlink.under_way[PUSH] == turns.UNDER_WAY)
         assert post(gate, HEARTBEAT) == (200, b"ok")
     finally:
-        for each in slow:
-            each.close()
+        for connection in slow:
+            connection.close()
 
 
 def test_a_busy_superlink_that_answers_is_healthy(superlink, gate):

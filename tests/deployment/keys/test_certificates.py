@@ -225,7 +225,7 @@ def test_two_authorities_have_two_names(security, keys):
 
 
 def test_hosts_are_normalised_and_given_once(keys):
-    given = [
+    names = [
         "Example.ORG",
         "example.org",
         "localhost",
@@ -233,9 +233,9 @@ def test_hosts_are_normalised_and_given_once(keys):
         "my_server",
         "xn--mnchen-3ya.de",
     ]
-    assert keys("server", "folder=s", f"host={','.join(given)}")[0] == 0
+    assert keys("server", "folder=s", f"host={','.join(names)}")[0] == 0
     hosts = certificates.certificate_hosts(load(Path("s/server.crt")))
-    assert hosts == ["example.org", "localhost", "::1", "my_server", given[-1], "127.0.0.1"]
+    assert hosts == ["example.org", "localhost", "::1", "my_server", names[-1], "127.0.0.1"]
 
 
 @pytest.mark.parametrize(

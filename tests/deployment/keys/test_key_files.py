@@ -72,7 +72,7 @@ def test_what_the_server_makes(keys, tmp_path):
         os.umask(previous)
     assert code == 0
     modes = {str(p.relative_to(tmp_path)): mode(p) for p in tree(tmp_path)}
-    private = {name: found for name, found in modes.items() if found != 0o644}
+    private = {name: permissions for name, permissions in modes.items() if permissions != 0o644}
     assert set(modes) - set(private) == {
         "a/security/ca.crt",
         "a/security/server.crt",
@@ -197,13 +197,13 @@ def test_a_command_that_breaks_off_anywhere_leaves_nothing(
         with monkeypatch.context() as patch:
             for owner, name in OPERATIONS:
                 patch.setattr(owner, name, breaking_off(getattr(owner, name), step))
-            found, out, err = keys(*COMMANDS[command])
+            exit_code, out, err = keys(*COMMANDS[command])
         if calls < step:
             break
-        assert (found, out, err.count("\n")) == (code, "", 1)
+        assert (exit_code, out, err.count("\n")) == (code, "", 1)
         assert code == 130 or err.endswith("No space left on device)\n")
         assert contents(tmp_path) == before
-    assert step > 2 and found == 0 and contents(tmp_path) != before
+    assert step > 2 and exit_code == 0 and contents(tmp_path) != before
 
 
 def test_a_file_system_without_links_will_do(keys, security, public, contents, monkeypatch):

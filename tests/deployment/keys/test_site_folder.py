@@ -32,19 +32,19 @@ def test_a_sites_folder_has_all_that_it_needs_and_no_secret(keys, security):
     code, out, _ = keys("site", "name=hospital-a", SERVER, "images=/srv/my photos")
     assert code == 0 and "nothing in it is secret" in out and "register key=client.pub" in out
     folder = security / "sites" / "hospital-a"
-    found = files_of(folder)
-    assert set(found) == FILES and stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert found["security/ca.crt"] == (security / "ca.crt").read_bytes()
+    files = files_of(folder)
+    assert set(files) == FILES and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert files["security/ca.crt"] == (security / "ca.crt").read_bytes()
     secrets = secrets_of(security)
-    assert secrets and not any(s in data for s in secrets for data in found.values())
-    lines = [x for x in found["client.conf"].decode().splitlines() if x and x[0] != "#"]
+    assert secrets and not any(s in data for s in secrets for data in files.values())
+    lines = [x for x in files["client.conf"].decode().splitlines() if x and x[0] != "#"]
     config = load(ClientConfig, lines, all_read=True)
     assert (config.host, config.data.root, config.state) == (
         "example.org",
         "/srv/my photos",
         "state",
     )
-    assert f"version={__version__}\n" in found["start.sh"].decode() and b"@" not in found[
+    assert f"version={__version__}\n" in files["start.sh"].decode() and b"@" not in files[
         "start.sh"
     ].replace(b'"$@"', b"")
 
@@ -125,7 +125,7 @@ def test_the_first_start_makes_the_key_at_the_site(keys, security, tmp_path):
     settings = (folder / "client.conf").read_bytes()
     (folder / "client.conf").write_bytes(settings.replace(b"\n", b"\r\n"))
     done = start(folder)
-    assert {each.name for each in folder.iterdir()} == {"client.conf", "security", "start.sh"}
+    assert {path.name for path in folder.iterdir()} == {"client.conf", "security", "start.sh"}
     assert done.returncode == 2 and "photos" in done.stderr.splitlines()[-1], done.stderr
     line = (folder / "security" / "client.pub").read_text()
     assert line.strip() in done.stdout and line.endswith(" hospital-a\n")
@@ -193,7 +193,7 @@ def test_beside_the_wheel_of_an_earlier_version_its_own_is_installed(keys, secur
     (folder / "orchestra_flwr-0.0.1-py3-none-any.whl").touch()
     done = start(folder, f"data.root={folder}", PYTHON=str(python))
     assert done.returncode == 2 and f"orchestra_flwr {__version__} is not" in done.stderr
-    own = folder / f"orchestra_flwr-{__version__}-py3-none-any.whl"
-    own.touch()
+    wheel = folder / f"orchestra_flwr-{__version__}-py3-none-any.whl"
+    wheel.touch()
     assert start(folder, f"data.root={folder}", PYTHON=str(python)).returncode == 0
-    assert (folder / "installed").read_text() == f"-m pip install --quiet ./{own.name}\n"
+    assert (folder / "installed").read_text() == f"-m pip install --quiet ./{wheel.name}\n"

@@ -20,7 +20,7 @@ def test_a_damaged_name_is_named_and_not_used(tmp_path, photos, left):
     config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
     with pytest.raises(ConfigError, match="state/name holds no name of a client: put it back"):
         run_client(config)
-    assert [each.name for each in (tmp_path / "state").iterdir()] == ["name"]
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["name"]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_client_may_be_called_like_the_file_of_names(
     for name in names * 2:
         with pytest.raises(KeyboardInterrupt):
             run_client(load(ClientConfig, [*keys, name, f"state={tmp_path / 'state'}"]))
-    assert len([each for each in (tmp_path / "state").iterdir() if each.is_dir()]) == 2
+    assert len([path for path in (tmp_path / "state").iterdir() if path.is_dir()]) == 2
 
 
 def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch, capsys):

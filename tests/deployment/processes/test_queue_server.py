@@ -80,7 +80,7 @@ def serving(tmp_path, monkeypatch):
         with pytest.raises(ends) as caught:
             queue_server.serve_queue(load(ServerConfig, [f"queue={queue.folder}", *keys]))
         errors.append(caught.value)
-        return [each for each in served if each != "idle"]
+        return [event for event in served if event != "idle"]
 
     run.errors, run.waits = errors, waits
     return queue, run
@@ -90,7 +90,7 @@ def events(queue):
     """Event and run of each line of the queue's audit log."""
     check_audit(queue.folder)
     lines = (queue.folder / "audit.jsonl").read_text().splitlines()
-    return [(each["event"], each.get("run")) for each in map(json.loads, lines)]
+    return [(entry["event"], entry.get("run")) for entry in map(json.loads, lines)]
 
 
 def test_runs_follow_one_another_and_one_that_fails_holds_up_no_other(serving, capsys):
@@ -100,7 +100,10 @@ def test_runs_follow_one_another_and_one_that_fails_holds_up_no_other(serving, c
     (queue.folder / "0003" / "run.yaml").write_text("nonsense: 1\n")
     failed = FederationError("too few clients")
     assert run(failed, {}, "cancel") == ["opened", (1, False), (2, False), (4, False)]
-    assert [each.state for each in queue.runs()][::3] == ["failed: too few clients", "cancelled"]
+    assert [queued.state for queued in queue.runs()][::3] == [
+        "failed: too few clients",
+        "cancelled",
+    ]
     assert queue.runs()[1].state == "done"
     assert queue.runs()[2].state == "failed: method: must be given"
     assert "no run waits in" in capsys.readouterr().out
@@ -172,7 +175,7 @@ def test_a_queue_has_an_audit_log_over_restarts(serving):
     run()
     assert events(queue)[len(submitted) + 6 :] == [("submitted", "0005"), ("cancelled", "0005")]
     ended = [json.loads(x) for x in (queue.folder / "audit.jsonl").read_text().splitlines()]
-    assert [each["how"] for each in ended if each["event"] == "ended"] == ["failed: no", "done"]
+    assert [entry["how"] for entry in ended if entry["event"] == "ended"] == ["failed: no", "done"]
 
 
 def test_its_lines_are_json_where_the_server_was_told_so(serving, capsys):
@@ -181,7 +184,7 @@ def test_its_lines_are_json_where_the_server_was_told_so(serving, capsys):
         queue.put(run_to_submit([*TINY, f"seed={seed}"]))
     run(FederationError("nobody came"), {}, keys=["logging.format=json"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(each["event"], each["level"], each.get("run")) for each in lines[1:]] == [
+    assert [(entry["event"], entry["level"], entry.get("run")) for entry in lines[1:]] == [
         ("run_began", "info", "0001"),
         ("run_ended", "error", "0001"),
         ("run_began", "info", "0002"),
@@ -225,7 +228,7 @@ def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monke
     ]  # fmt: skip
     assert run.waits == [0, 0, 60]  # to be met takes a moment
     assert "run 0002: its encoder goes to b\n" in capsys.readouterr().out
-    assert [each.state for each in queue.runs()] == ["done", "done"]
+    assert [queued.state for queued in queue.runs()] == ["done", "done"]
     failed = FederationError("no")
     assert run(failed, sleep=[back("b")]) == ["opened", (1, True)]  # a new start tries again
     assert "its encoder was not sent: no" in capsys.readouterr().out

@@ -58,13 +58,13 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_was_done_to_a_log_is_found(folder, said, damage):
-    change, found = DAMAGE[damage]
+    change, problem = DAMAGE[damage]
     (folder / "audit.jsonl").write_bytes(b"".join(change(lines_of(folder))))
-    with pytest.raises(AuditError, match=found):
+    with pytest.raises(AuditError, match=problem):
         check_audit(folder)
     # A server that starts again goes on, says so, and does not make it good.
     AuditLog(folder, said.append).add("joined", client="x", detail="")
-    assert len(said) == 1 and "the audit log was changed" in said[0] and found in said[0]
+    assert len(said) == 1 and "the audit log was changed" in said[0] and problem in said[0]
     with pytest.raises(AuditError, match=r"line \d|a start of the server found"):
         check_audit(folder)
 
@@ -111,14 +111,14 @@ def test_a_running_server_can_be_checked(folder, said):
             log.add("joined", client="a", detail="")
 
     writers = [threading.Thread(target=write) for _ in range(2)]
-    for each in writers:
-        each.start()
+    for writer in writers:
+        writer.start()
     counts = [check_audit(folder)[0]]
     while counts[-1] < LINES + 50:
         counts.append(check_audit(folder)[0])
     stop.set()
-    for each in writers:
-        each.join()
+    for writer in writers:
+        writer.join()
     assert counts == sorted(counts) and check_audit(folder)[0] >= counts[-1]
 
 

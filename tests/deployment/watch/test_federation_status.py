@@ -36,7 +36,7 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     status.client_done("b", ok=False)
     assert status.state == "averaging"
     status.round_started(1, 2, "scoring")
-    assert [each["state"] for each in status.to_dict()["names"]] == ["here", "here"]
+    assert [client["state"] for client in status.to_dict()["names"]] == ["here", "here"]
     assert status.to_dict()["waits_for"] == "2 of 2 clients: scoring"
     status.round_started(1, 2, "training")
     status.client_done("b", ok=False)
@@ -138,14 +138,17 @@ def test_the_series_are_as_many_with_a_thousand_clients(server_config, tmp_path,
     """Also no name of a client is in one of them."""
     few = everything.figures()
     names = [f"client-{i}" for i in range(1000)]
-    each = dict.fromkeys(names, 5)
+    releases = dict.fromkeys(names, 5)
     dropped = [{"client": name, "reason": "unusable: nan", "silent": False} for name in names]
     everything.record(
         2,
         dropped,
         scores={"online": {"knn": 0.5, "linear": 0.6}},
-        release={"smallest_group": 4, "clients": each, "server_state_kept": False},
-        privacy={"updates": "no", "centroids": {"epsilon": 1.5, "delta": 1e-3, "releases": each}},
+        release={"smallest_group": 4, "clients": releases, "server_state_kept": False},
+        privacy={
+            "updates": "no",
+            "centroids": {"epsilon": 1.5, "delta": 1e-3, "releases": releases},
+        },
         unsupervised={"score": 0.1},
         exchange={"moved": 3, "members": {"model": names}},
     )
@@ -213,7 +216,7 @@ def test_a_server_without_a_run_shows_who_is_connected_and_for_what_it_waits(idl
     shown = idle.to_dict()
     assert shown["state"] == "idle" and shown["waits_for"].startswith("a run: orchestra-submit")
     assert shown["clients"]["registered"] == 3 and shown["clients"]["here"] == 2
-    assert [each["state"] for each in shown["names"]] == ["away", "here"]
+    assert [client["state"] for client in shown["names"]] == ["away", "here"]
     assert shown.keys() == run.status.to_dict().keys()
     assert by_name(idle)["state", "idle"] == 1
     idle.starting = True

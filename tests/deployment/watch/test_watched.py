@@ -155,9 +155,9 @@ class TestPage:
 
     def test_it_reads_what_a_status_holds(self, everything, client):
         """A key that no status has would leave a field empty for ever."""
-        server, own = everything.status.to_dict(), client.to_dict()
+        server, client_status = everything.status.to_dict(), client.to_dict()
         read = set(re.findall(r"\bnow\.([a-z_]+)", PAGE.read_text()))
-        assert read <= server.keys() | own.keys() and len(read) > 15
+        assert read <= server.keys() | client_status.keys() and len(read) > 15
         assert {"loss", "label_free", "knn", "linear", "map"} >= server["curves"].keys()
 
 

@@ -80,15 +80,15 @@ def test_slow_connections_are_cut_and_many_are_refused(monkeypatch):
     monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 3)
     with serving("127.0.0.1", 0, PATHS) as port:
         slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-        for each in slow:
-            each.sendall(b"GET / HTTP/1.1\r\n")
+        for connection in slow:
+            connection.sendall(b"GET / HTTP/1.1\r\n")
         time.sleep(0.1)  # all three are taken up
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             ask(port)
-        for each in slow:
-            each.settimeout(5)
-            assert each.recv(100) == b""
-            each.close()
+        for connection in slow:
+            connection.settimeout(5)
+            assert connection.recv(100) == b""
+            connection.close()
         assert ask(port)[0] == 200
 
 

@@ -34,8 +34,8 @@ def test_counted_one_by_one_on_real_labels():
     emd = held.pop("emd")
     assert held == {"any": np.mean(any_), "one_percent": np.mean(one_percent)}
     overall = np.bincount(labels) / len(labels)
-    own = [np.bincount(labels[part], minlength=10) / len(part) for part in parts]
-    assert emd == pytest.approx(np.mean([np.abs(shares - overall).sum() for shares in own]))
+    fractions = [np.bincount(labels[part], minlength=10) / len(part) for part in parts]
+    assert emd == pytest.approx(np.mean([np.abs(shares - overall).sum() for shares in fractions]))
     assert held["any"] > held["one_percent"]
 
 

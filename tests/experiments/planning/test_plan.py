@@ -88,13 +88,13 @@ def test_tables_of_other_images_have_the_same_runs_at_the_small_scale(one, other
         plan, _ = make_plan(name, "small", seeds=[0], only=["label skew"], extra=shown)
         return {row.values["method"]: row.run for row in plan.rows}
 
-    known = runs(one)
+    ours = runs(one)
     for other in others:
-        found = runs(f"mi_table{other}")
-        assert list(found)[:4] == ["Local SimCLR", "Federated SimCLR", "Spectral", "Spectral + UV"]
-        shared = found.keys() & known.keys()
+        theirs = runs(f"mi_table{other}")
+        assert list(theirs)[:4] == ["Local SimCLR", "Federated SimCLR", "Spectral", "Spectral + UV"]
+        shared = theirs.keys() & ours.keys()
         assert len(shared) >= 4
-        assert {name: found[name] for name in shared} == {name: known[name] for name in shared}
+        assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
 
 
 def test_settings_of_the_dec_ssl_paper():
@@ -121,7 +121,9 @@ def test_panels_of_dec_ssl_have_the_set_ups_above_them():
     _, configs = make_plan("dec_ssl_figure8", "paper", seeds=[0])
     assert {c.method.name for c in configs.values()} == {"byol", "simsiam"}
     federations = [c.federation for c in configs.values()]
-    assert {(each.clients, each.participation) for each in federations} == {(5, 1)}
+    assert {(federation.clients, federation.participation) for federation in federations} == {
+        (5, 1)
+    }
     _, configs = make_plan("dec_ssl_figure6d", "paper", seeds=[0], only=["Dec-SSL"])
     assert {c.method.name for c in configs.values()} == {"simclr"}
     settings = {
@@ -205,8 +207,8 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
         return plan, [(row.values["variant"], row.seed) for row in plan.rows]
 
     plan, _ = rows(0, only=["base"])
-    plan, found = rows(2, 1, 1)
-    assert found == [
+    plan, pairs = rows(2, 1, 1)
+    assert pairs == [
         *[("base", 0), ("base", 1), ("base", 2), ("no rotation", 1), ("no rotation", 2)],
         *[("no target", 1), ("no target", 2)],
     ]
@@ -214,8 +216,8 @@ def test_rows_that_an_earlier_command_asked_for_stay(tmp_path):
         "orchestra-experiment experiment=table6 scale=small seeds=0 only=base",
         "orchestra-experiment experiment=table6 scale=small seeds=2,1,1",
     ]
-    _, found = rows(0, only=["base"], extra=["training.lr=0.5"])  # is another experiment
-    assert found == [("base", 0)]
+    _, pairs = rows(0, only=["base"], extra=["training.lr=0.5"])  # is another experiment
+    assert pairs == [("base", 0)]
 
 
 def test_rows_that_were_made_on_another_device_stay(tmp_path):
@@ -242,8 +244,8 @@ def test_rows_of_an_earlier_version_do_not_stay(tmp_path):
     file.write_text(json.dumps(written))
     plan, _ = make_plan("table6", "small", seeds=[2], only=["base"])
     plan.write(tmp_path)
-    (found,), _ = read_plans(tmp_path)
-    assert found.rows == plan.rows
+    (stored,), _ = read_plans(tmp_path)
+    assert stored.rows == plan.rows
 
 
 def test_overrides_in_a_strangers_plan_are_not_composed(tmp_path, user_package):
@@ -256,9 +258,9 @@ def test_overrides_in_a_strangers_plan_are_not_composed(tmp_path, user_package):
     written["rows"][0]["overrides"] += ["plugins=[my_package]", "name=${oc.env:HOME}"]
     file.write_text(json.dumps(written))
     make_plan("table6", "small", seeds=[1], only=["base"])[0].write(tmp_path)
-    (found,), _ = read_plans(tmp_path)
+    (stored,), _ = read_plans(tmp_path)
     whole, _ = make_plan("table6", "small", seeds=[0, 1], only=["base"])
-    assert found.rows == whole.rows
+    assert stored.rows == whole.rows
 
 
 def test_what_an_override_changes_is_not_compared_with_the_paper():
@@ -285,8 +287,8 @@ def test_an_option_goes_to_the_rows_whose_plugins_have_it(name, option, readers)
     key, _, value = option.partition("=")
     section, _, field = key.partition(".")
     for row in plan.rows:
-        found = getattr(configs[row.run], section).options.get(field)
-        assert (str(found) == value) == (row in having)
+        option_value = getattr(configs[row.run], section).options.get(field)
+        assert (str(option_value) == value) == (row in having)
 
 
 def test_wrong_overrides_are_refused_before_anything_runs():

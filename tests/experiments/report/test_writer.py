@@ -73,8 +73,8 @@ def test_a_curve_that_harmed_is_never_bold(make_experiment, tmp_path):
         return {"summary": {**scores, "untrained": untrained}}
 
     plan = make_experiment("figure5", "small", results, seeds=(0,))
-    found = read_results(plan, tmp_path)
-    (section,) = found.sections(plan.experiment.show.row_axes).values()
+    results_ = read_results(plan, tmp_path)
+    (section,) = results_.sections(plan.experiment.show.row_axes).values()
     table = lines_table(section, plan)
     column = table.columns.index("0.1")
     assert all(row[column].endswith(WORSE) for row in table.rows)
@@ -178,7 +178,7 @@ def test_a_strangers_plan_leads_nowhere_else(make_experiment, tmp_path, key):
     file.write_text(json.dumps(plan))
     write_report(folder)
     assert "table6-paper.json cannot be read" in (folder / "report.md").read_text()
-    assert [each.name for each in tmp_path.iterdir()] == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7])
@@ -332,10 +332,10 @@ def test_each_measure_has_its_figure_and_the_best_of_each_column_is_bold(make_ex
     alphas = ["1e5", "0.1", "1e-3"]
     rows = tuple(sorted(plan.rows, key=lambda row: alphas.index(row.values["alpha"])))
     plan = plan.model_copy(update={"experiment": experiment, "rows": rows})
-    found = read_results(plan, tmp_path)
-    pictures = list(presentations.show_lines(found, tmp_path / "f"))
+    results_ = read_results(plan, tmp_path)
+    pictures = list(presentations.show_lines(results_, tmp_path / "f"))
     assert len(pictures) == len({file.read_bytes() for file in tmp_path.glob("f*.png")}) == 2
-    (section,) = found.sections(experiment.show.row_axes).values()
+    (section,) = results_.sections(experiment.show.row_axes).values()
     table = lines_table(section, plan)
     bold = {table.rows[row][0]: table.columns[column] for row, column in table.strong}
     assert bold == {"Orchestra": "1e5", "RotPred": "0.1", "f-BYOL": "1e-3"}

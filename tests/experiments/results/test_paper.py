@@ -64,8 +64,8 @@ def test_every_entry_belongs_to_one_row_of_its_experiment():
             seen += 1
             assert entry.keys() <= {*experiment.axes, *experiment.measures}
             for axis, choices in experiment.axes.items():
-                known = settings.axes[choices] if isinstance(choices, str) else choices
-                assert entry[axis] in known, (name, entry)
+                values = settings.axes[choices] if isinstance(choices, str) else choices
+                assert entry[axis] in values, (name, entry)
     orchestra, mutual_information = 28 + 16 + 10 + 6 + 5, 3 * (8 + 7 + 11 + 9 + 7)
     dec_ssl = 6 + 5 + 10 + 2 * 5
     assert seen == orchestra + mutual_information + dec_ssl

@@ -53,7 +53,7 @@ def test_attackers_are_drawn_from_the_seed():
     assert len(chosen) == 3 and chosen <= set(clients)
     assert attackers(config, clients) == chosen
     others = [attackers(config.model_copy(update={"seed": s}), clients) for s in range(1, 9)]
-    assert any(each != chosen for each in others)
+    assert any(drawn != chosen for drawn in others)
     assert attackers(load_config([]), clients) == frozenset()
 
 

@@ -143,5 +143,5 @@ def test_clients_in_threads_read_the_runs_images_once(tiny, monkeypatch):
     monkeypatch.setattr(client_app, "load_population", slow)
     client_app._load.cache_clear()
     with ThreadPoolExecutor(4) as threads:
-        found = [*threads.map(client_app._loaded, [config.to_json()] * 4)]
-    assert len(read) == 1 and all(each is found[0] for each in found)
+        loaded = [*threads.map(client_app._loaded, [config.to_json()] * 4)]
+    assert len(read) == 1 and all(result is loaded[0] for result in loaded)

@@ -126,12 +126,12 @@ def test_each_model_is_judged_with_the_same_target_of_the_clients_own(tiny, tmp_
     config = tiny("method=byol", "merging=fedu", "exchange=clusters", "exchange.assign=loss")
     learner = build_learner(config, 1)
     parameters = list(pack_state(learner, Schemas.of(learner, config)).values())
-    found = []
+    targets = []
 
     def judged(offer, name):
         offer.load(name)
         target = offer.learner.state(Role.LOCAL)["target_backbone.layers.0.weight"]
-        found.append(target.clone())
+        targets.append(target.clone())
         target.add_(1)
         return 0.0
 
@@ -142,8 +142,8 @@ def test_each_model_is_judged_with_the_same_target_of_the_clients_own(tiny, tmp_
     _, _, metrics = client.fit(
         [*parameters, *parameters], {"round": 2, "train": True, "models": names}
     )
-    assert metrics["model"] == "cluster-0" and len(found) == 2
-    assert torch.equal(found[0], found[1])
+    assert metrics["model"] == "cluster-0" and len(targets) == 2
+    assert torch.equal(targets[0], targets[1])
 
 
 def test_what_is_sent_is_float32_in_either_precision(tiny):

@@ -42,9 +42,9 @@ def on_disk(folder):
 
 def test_the_last_three_rounds_stay_on_the_disk_and_what_was_before_them(tmp_path):
     folder = ClientStateFolder(tmp_path, "run")
-    for round_, kept in ((1, "1"), (2, "12"), (3, "123"), (4, "1234"), (5, "2345"), (9, "59")):
+    for round_, rounds in ((1, "1"), (2, "12"), (3, "123"), (4, "1234"), (5, "2345"), (9, "59")):
         folder.save(round_, own(round_))
-        assert on_disk(tmp_path) == [*kept]
+        assert on_disk(tmp_path) == [*rounds]
 
 
 def test_what_a_run_went_back_behind_goes_with_the_next_state(tmp_path):
@@ -90,8 +90,8 @@ def test_state_of_an_earlier_version_is_read(tmp_path, name):
     state = own(4)
     metadata = {name: json.dumps(dict(state.values))}
     save_file(dict(state.tensors), tmp_path / "run" / "4.safetensors", metadata=metadata)
-    found = ClientStateFolder(tmp_path, "run").before(5)
-    assert number(found) == 4 and found.values == state.values
+    read_state = ClientStateFolder(tmp_path, "run").before(5)
+    assert number(read_state) == 4 and read_state.values == state.values
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

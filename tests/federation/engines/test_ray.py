@@ -158,9 +158,9 @@ def test_killed_on_ray_and_resumed_with_another_number_of_workers(
     resumed, _ = sim("resumed", f"resume={folder}", "engine.workers=1")
     finish(resumed, folder.parent / "resumed")
     assert_same_run(inline, folder)
-    kept = [{f.name: f.read_bytes() for f in each.glob("checkpoint/frozen/*")}
-            for each in (inline, folder)]  # fmt: skip
-    assert kept[0] == kept[1] and bool(kept[0]) == (adaptation != "full")
+    frozen = [{f.name: f.read_bytes() for f in run_folder.glob("checkpoint/frozen/*")}
+              for run_folder in (inline, folder)]  # fmt: skip
+    assert frozen[0] == frozen[1] and bool(frozen[0]) == (adaptation != "full")
 
 
 def releases(folder):

@@ -74,7 +74,7 @@ def wait_for(happened, seconds):
 
 def processes():
     """Parent and title of every process."""
-    found = {}
+    table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -82,8 +82,8 @@ def processes():
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            found[int(entry.name)] = (int(parent), title)
-    return found
+            table[int(entry.name)] = (int(parent), title)
+    return table
 
 
 def under(node, name):

@@ -30,8 +30,8 @@ def test_it_is_the_time_of_an_image_times_those_of_all_rounds(long, monkeypatch,
         return pace * count + (0 if tried[1:] else 8 * pace * count)
 
     monkeypatch.setattr(trial_step, "train_a_batch", step)
-    found = core_seconds(config, load_population(config))
-    assert found == pytest.approx(pace * 60 * 20000 * 3)  # half of 120 images in each epoch
+    estimate = core_seconds(config, load_population(config))
+    assert estimate == pytest.approx(pace * 60 * 20000 * 3)  # half of 120 images in each epoch
     assert tried == [count for count in counts for _ in range(2)]
 
 
@@ -53,8 +53,8 @@ def test_what_is_done_once_an_image_counts_once(long, monkeypatch):
         return 0.01 * count + once
 
     monkeypatch.setattr(trial_step, "train_a_batch", step)
-    found = core_seconds(config, load_population(config))
-    assert found == pytest.approx(0.01 * 120 * 20000 + 0.5 * 120)
+    estimate = core_seconds(config, load_population(config))
+    assert estimate == pytest.approx(0.01 * 120 * 20000 + 0.5 * 120)
 
 
 @pytest.mark.slow
@@ -64,9 +64,9 @@ def test_it_is_right_within_a_factor_of_two(tiny):
     population = load_population(config)
     clock = time.process_time
     with mock.patch.object(trial_step.time, "perf_counter", clock):
-        found = core_seconds(config, population) / 20000 / 120  # of an image
+        estimate = core_seconds(config, population) / 20000 / 120  # of an image
         seconds = trial_step.train_a_batch(config, population, 120) / 120
-    assert seconds / 2 < found < seconds * 2
+    assert seconds / 2 < estimate < seconds * 2
 
 
 def test_a_real_step_is_tried_and_draws_nothing(long):

@@ -304,8 +304,8 @@ def test_the_more_clients_the_shorter_the_sketches(tiny, monkeypatch, clients, l
     exchange = tiny("exchange=clusters").exchange.build()
     exchange.models(list(clients))
     rounds(exchange, ["a"], {"a": np.arange(50.0)})
-    (kept,) = exchange.state()["sketches"].values()
-    assert len(kept) == length
+    (sketch,) = exchange.state()["sketches"].values()
+    assert len(sketch) == length
 
 
 def test_short_sketches_of_version_0_2_are_waited_for_once_more(tiny):
@@ -335,7 +335,7 @@ def test_it_is_grouped_when_there_are_clients_enough(tiny):
     exchange = config.exchange.build()
     updates = {"a": [1, 0], "b": [1, 0.1], "c": [1, 0.2], "d": [-1, 0]}
     sent = rounds(exchange, ["ab", "bc", "ad", "abcd"], updates)
-    assert all(models == ("cluster-0",) for each in sent[:3] for models in each.values())
+    assert all(models == ("cluster-0",) for round_ in sent[:3] for models in round_.values())
     assert exchange.metrics()["members"] == {"cluster-0": ["a", "b"], "cluster-1": ["c", "d"]}
 
 
@@ -452,9 +452,9 @@ def test_each_client_is_judged_on_its_own_classes_by_its_clusters_model(tiny, tm
             held = own_classes(config, population, client, population.dataset).held
             expected.append(weighted_accuracy(right, test.labels, held))
     assert len(expected) == 3 and len(set(expected)) > 1
-    own = run.summary["clients_own"]["linear"]
-    assert own["mean"] == pytest.approx(sum(expected) / 3, abs=0.02)
-    assert own["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
+    accuracy = run.summary["clients_own"]["linear"]
+    assert accuracy["mean"] == pytest.approx(sum(expected) / 3, abs=0.02)
+    assert accuracy["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
 
 
 def test_orchestras_first_state_is_every_models(tiny, tmp_path, federate):

@@ -128,10 +128,10 @@ def values(state):
         for name, tensor in state.items()
         if name.startswith("models/") and name.endswith("/shared")
     }
-    found = {"": first, **others}
-    for tensor in found.values():
+    models = {"": first, **others}
+    for tensor in models.values():
         torch.testing.assert_close(tensor, tensor[:1].expand_as(tensor), atol=2e-3, rtol=0)
-    return {name: float(tensor[0]) for name, tensor in found.items()}
+    return {name: float(tensor[0]) for name, tensor in models.items()}
 
 
 def same_bits(one, other):
@@ -198,7 +198,7 @@ def test_who_trained_what_it_was_not_sent_is_dropped(halves, federate, watched):
             del reply.content[CONFIG][MODEL]
 
     run = federate(halves("federation.rounds=1"), app=watched(lie), evaluate=False)
-    dropped = {each["client"]: each["reason"] for each in run.records[1]["clients"]["dropped"]}
+    dropped = {entry["client"]: entry["reason"] for entry in run.records[1]["clients"]["dropped"]}
     assert dropped == {
         "c": "it trained the model 'grey', and was sent dark, bright",
         "d": "it trained the model '', and was sent dark, bright",
@@ -377,6 +377,6 @@ def test_a_client_with_another_version_of_a_users_package_is_refused(toy, federa
 
     config = toy("exchange=star", "exchange.name=halves", "federation.rounds=1")
     run = federate(config, app=watched(change), evaluate=False)
-    dropped = {each["client"]: each["reason"] for each in run.records[1]["clients"]["dropped"]}
+    dropped = {entry["client"]: entry["reason"] for entry in run.records[1]["clients"]["dropped"]}
     assert dropped.keys() == {"c", "d"}
     assert all("both must run the same version" in reason for reason in dropped.values())

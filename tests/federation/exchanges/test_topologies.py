@@ -188,20 +188,20 @@ def test_the_mean_model_and_each_node_are_evaluated_and_saved(tiny, tmp_path, fe
     assert "models" not in first and "models" not in between and "nodes" not in between
     assert last["models"].keys() == {f"node-{client}" for client in range(4)}
     for score in ("knn", "linear"):
-        found = [entry["scores"]["online"][score] for entry in last["models"].values()]
+        accuracies = [entry["scores"]["online"][score] for entry in last["models"].values()]
         assert last["nodes"]["online"][score] == pytest.approx(
-            {"mean": np.mean(found), "min": min(found), "max": max(found)}
+            {"mean": np.mean(accuracies), "min": min(accuracies), "max": max(accuracies)}
         )
         assert run.summary[score] == last["scores"]["online"][score]
     assert 0 < last["consensus"] < 1 and run.summary["consensus"] == last["consensus"]
     assert run.summary["nodes"] == last["nodes"] and run.summary["model"] == "mean"
     names = sorted(path.stem for path in run.folder.encoders.glob("*.safetensors"))
     assert names == sorted(last["models"])
-    own = [load_encoder(run.folder.encoders / f"{name}.safetensors") for name in names]
+    encoders = [load_encoder(run.folder.encoders / f"{name}.safetensors") for name in names]
     mean = load_encoder(run.folder.path).state_dict()
     for key, tensor in mean.items():
         if tensor.is_floating_point():
-            states = torch.stack([each.state_dict()[key] for each in own]).double()
+            states = torch.stack([encoder.state_dict()[key] for encoder in encoders]).double()
             torch.testing.assert_close(tensor.double(), states.mean(0), atol=1e-6, rtol=0)
 
 

@@ -63,9 +63,9 @@ def test_int8_is_rounding_by_hand(size):
 def test_a_value_is_off_by_half_a_step_or_one_at_random(kind, block, scale, random, generator):
     values = drawn(SMALL + 3 * block + 100, scale=scale)
     decoded = there_and_back(values, kind=kind, generator=generator if random else None)
-    for each in blocks(len(values), block):
-        step = np.abs(values[each]).max() * STEPS[kind]
-        assert np.abs(decoded[each] - values[each]).max() <= (1.0 if random else 0.5001) * step
+    for span in blocks(len(values), block):
+        step = np.abs(values[span]).max() * STEPS[kind]
+        assert np.abs(decoded[span] - values[span]).max() <= (1.0 if random else 0.5001) * step
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
@@ -207,9 +207,9 @@ def test_bytes_by_the_formula(kind):
     codec = BlockCodec(list(shapes.items()), kind)
     count = sum(math.prod(shape) for shape in shapes.values())
     arrays = codec.encode("x", drawn(count))
-    each = {"int8": 1, "float16": 2}[kind]
+    width = {"int8": 1, "float16": 2}[kind]
     scales = 9 + 1 + 2 + 1  # of w's 36864 values, b, v's 5000 and u; variances have none
-    expected = each * (36864 + 5000) + 2 * (64 + 3) + 4 * 64 + 4 * scales
+    expected = width * (36864 + 5000) + 2 * (64 + 3) + 4 * 64 + 4 * scales
     assert sum(a.nbytes for a in arrays.values()) == expected
     assert {n: (a.dtype, len(a)) for n, a in arrays.items()} == codec.form("x")
     assert set(arrays) == {f"x.{part}" for part in {kind, "float16", "float32", "scales"}}

@@ -33,9 +33,9 @@ def test_no_failure_has_a_code_of_flowers():
     ],
 )
 def test_flowers_errors_are_shown_in_words_of_a_user(code, shown):
-    found = describe_error(Error(code, "Error: failed to report a heartbeat within 2 x"))
-    assert shown in found
-    assert "heartbeat" not in found
+    words = describe_error(Error(code, "Error: failed to report a heartbeat within 2 x"))
+    assert shown in words
+    assert "heartbeat" not in words
 
 
 def test_the_text_of_a_simulated_clients_error_is_shown():

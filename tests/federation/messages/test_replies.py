@@ -33,8 +33,8 @@ def reply(arrays=None, metrics=None, schema=SCHEMAS.fingerprint, without=()):
         METRICS: MetricRecord({"examples": 10, "loss/x": 0.5, **(metrics or {})}),
         CONFIG: ConfigRecord({} if schema is None else {"schema": schema}),
     }
-    kept = {name: record for name, record in content.items() if name not in without}
-    return Message(RecordDict(kept), reply_to=QUESTION)
+    records = {name: record for name, record in content.items() if name not in without}
+    return Message(RecordDict(records), reply_to=QUESTION)
 
 
 def check(message, trained=True):
@@ -69,9 +69,9 @@ def test_a_client_may_keep_the_accuracy_of_its_own_head(tiny):
     assert asked == {"own/personal": (0, 1)}
     without = scores(alignment=None, uniformity=None)
     assert check_scores(without, SCHEMAS, asked, {"own/personal"}) == (10, {})
-    own = {"own/personal": 0.5}
-    sent = scores(alignment=None, uniformity=None, **own)
-    assert check_scores(sent, SCHEMAS, asked, {"own/personal"}) == (10, own)
+    measures = {"own/personal": 0.5}
+    sent = scores(alignment=None, uniformity=None, **measures)
+    assert check_scores(sent, SCHEMAS, asked, {"own/personal"}) == (10, measures)
     with pytest.raises(BadReplyError, match="metrics .* instead of"):
         check_scores(without, SCHEMAS, asked)
     with pytest.raises(BadReplyError, match="own/personal is 2, 0 to 1"):
@@ -128,8 +128,8 @@ def test_no_more_images_count_than_a_client_joined_with():
         ).examples
 
     assert [count(reply(), images) for images in (None, 3, 10, 50)] == [10, 3, 10, 10]
-    found = [check_scores(scores(), SCHEMAS, LIMITS, images=images)[0] for images in (None, 3, 50)]
-    assert found == [10, 3, 10]
+    counts = [check_scores(scores(), SCHEMAS, LIMITS, images=images)[0] for images in (None, 3, 50)]
+    assert counts == [10, 3, 10]
 
 
 def test_accuracies_are_not_negative():
@@ -301,11 +301,11 @@ def test_scores_without_labels_have_ranges_of_the_networks_width(tiny):
     asked = score_ranges(config, method)
     dim = method.backbone.dim
     assert asked == LabelFreeScores.ranges(dim)
-    own = {"alignment": 0.1, "uniformity": 0.2, "effective_rank": float(dim)}
-    assert check_scores(scores(**own), SCHEMAS, asked)[1] == own
+    measures = {"alignment": 0.1, "uniformity": 0.2, "effective_rank": float(dim)}
+    assert check_scores(scores(**measures), SCHEMAS, asked)[1] == measures
     for rank in (dim + 1.0, 0.5):
         with pytest.raises(BadReplyError, match=f"effective_rank is .* 1 to {dim} expected"):
-            check_scores(scores(**{**own, "effective_rank": rank}), SCHEMAS, asked)
+            check_scores(scores(**{**measures, "effective_rank": rank}), SCHEMAS, asked)
 
 
 def test_good_scores_are_taken():
@@ -317,13 +317,13 @@ def test_scores_of_own_classes_are_taken_where_they_were_asked_for(tiny):
     config = tiny("method=supervised", "evaluation.clients=true")
     asked = score_ranges(config, build_learner(config, 1).method)
     assert asked == {"own/linear": (0, 1), "own/accuracy": (0, 1)}
-    own = {"own/linear": 0.5, "own/accuracy": 1.0}
-    message = scores(alignment=None, uniformity=None, **own)
-    assert check_scores(message, SCHEMAS, asked) == (10, own)
+    measures = {"own/linear": 0.5, "own/accuracy": 1.0}
+    message = scores(alignment=None, uniformity=None, **measures)
+    assert check_scores(message, SCHEMAS, asked) == (10, measures)
     with pytest.raises(BadReplyError, match="metrics .* instead of"):
         check_scores(message, SCHEMAS, LIMITS)
     with pytest.raises(BadReplyError, match="own/accuracy is 1.5, 0 to 1 expected"):
-        check_scores(scores(alignment=None, uniformity=None, **{**own, "own/accuracy": 1.5}),
+        check_scores(scores(alignment=None, uniformity=None, **{**measures, "own/accuracy": 1.5}),
                      SCHEMAS, asked)  # fmt: skip
 
 

@@ -21,9 +21,12 @@ def keeping(monkeypatch, scores):
     original = Evaluator.scores
 
     def scored(self, method, **options):
-        found = original(self, method, **options)
+        original_scores = original(self, method, **options)
         round_ = 0 if options.get("untrained") else next(rounds)
-        return {name: {**each, "knn": scores[round_]} for name, each in found.items()}
+        return {
+            name: {**of_backbone, "knn": scores[round_]}
+            for name, of_backbone in original_scores.items()
+        }
 
     rounds = iter(range(1, len(scores)))
     monkeypatch.setattr(Evaluator, "scores", scored)
@@ -82,9 +85,9 @@ def test_a_run_that_only_harms_keeps_what_it_began_with(tiny, federate, monkeypa
 def test_without_images_of_the_servers_own_clients_choose(tiny, federate):
     config = tiny(*BEST, "evaluation.unsupervised=true", "evaluation.best_by=effective_rank")
     run = federate(config, evaluate=False)
-    found = [record["unsupervised"]["effective_rank"] for record in run.records]
-    found[0] = 0.0  # random weights do not take part
-    assert run.summary["kept_round"] == found.index(max(found))
+    ranks = [record["unsupervised"]["effective_rank"] for record in run.records]
+    ranks[0] = 0.0  # random weights do not take part
+    assert run.summary["kept_round"] == ranks.index(max(ranks))
     assert run.summary["unsupervised"] == run.records[run.summary["kept_round"]]["unsupervised"]
 
 

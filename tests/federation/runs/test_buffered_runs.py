@@ -103,7 +103,7 @@ def test_a_run_that_went_back_finds_what_clients_kept_before_a_late_result(
     config = buffered("training.optimizer_state=keep", "optimizer.momentum=0.9")
     (tmp_path / "devices.csv").write_text(TABLE.splitlines(keepends=True)[0] + "".join(rows))
     whole = federate(config)
-    of_b = [number for each in arrivals(whole) for name, number in each if name == "b"]
+    of_b = [number for round_ in arrivals(whole) for name, number in round_ if name == "b"]
     assert of_b == [0, 1, 3, 6]
     config = load_config([f"resume={whole.folder.path}", "resume_round=5"])
     with RunFolder.open(config) as folder:

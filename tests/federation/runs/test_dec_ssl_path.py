@@ -61,5 +61,5 @@ def test_dec_ssl_on_a_folder_of_images(tmp_path, photos, exchange):
     assert load_encoder(tmp_path / "run").spec.normalise == "cifar"
     if more:
         members = last["exchange"]["members"]
-        assert sorted(c for each in members.values() for c in each) == ["0", "1", "2", "3", "4"]
+        assert sorted(c for group in members.values() for c in group) == ["0", "1", "2", "3", "4"]
         assert len(list((tmp_path / "run" / "encoders").glob("*.safetensors"))) == 2

@@ -21,8 +21,12 @@ def read(tiny_overrides):
     """The whole command line of a run, without keys that its method does not read."""
 
     def overrides_of(overrides):
-        clusters = not any(each.startswith("method=") for each in overrides)
-        base = [each for each in tiny_overrides if clusters or not each.startswith("clustering.")]
+        clusters = not any(override.startswith("method=") for override in overrides)
+        base = [
+            override
+            for override in tiny_overrides
+            if clusters or not override.startswith("clustering.")
+        ]
         return [*base, *overrides]
 
     return overrides_of

@@ -44,11 +44,11 @@ def test_norms_never_travel_and_every_client_has_its_own(tiny, tmp_path, federat
         assert sum(array.size for array in arrays.values()) == others
     assert not norms & run.state.keys()
 
-    kept = [load_file(path) for path in sorted(run.folder.clients.rglob("2.safetensors"))]
-    assert len(kept) == 4 and all(state.keys() == norms for state in kept)
+    states = [load_file(path) for path in sorted(run.folder.clients.rglob("2.safetensors"))]
+    assert len(states) == 4 and all(state.keys() == norms for state in states)
     for name in norms:
-        for k, state in enumerate(kept):
-            assert not any(torch.equal(state[name], other[name]) for other in kept[k + 1 :]), name
+        for k, state in enumerate(states):
+            assert not any(torch.equal(state[name], other[name]) for other in states[k + 1 :]), name
 
     assert run.summary["batch_norm"] == "recalibrated"
     assert np.isfinite([run.summary["knn"], run.summary["linear"]]).all()

@@ -29,8 +29,8 @@ OTHERS = (
 
 def statistics(state, start="backbone."):
     """The running statistics of a network in a state, by their names in the network."""
-    found = {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}
-    return {name: tensor for name, tensor in found.items() if "running_" in name}
+    tensors = {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}
+    return {name: tensor for name, tensor in tensors.items() if "running_" in name}
 
 
 def after_images(network):
@@ -123,8 +123,8 @@ def test_clients_never_send_them(tiny, tmp_path, federate, watched, weights, ove
     for start in ("backbone.model.", target)[: 1 + ("method=orchestra" in overrides)]:
         assert expected and not differ(expected, statistics(run.state, start))
     if "merging=fedema" in overrides:  # targets stay with their clients
-        kept = [load_file(file) for file in run.folder.clients.rglob("2.safetensors")]
-        assert kept and not any(differ(expected, statistics(s, target)) for s in kept)
+        states = [load_file(file) for file in run.folder.clients.rglob("2.safetensors")]
+        assert states and not any(differ(expected, statistics(s, target)) for s in states)
 
 
 @pytest.mark.parametrize("method", [pytest.param("simclr", marks=pytest.mark.slow), "orchestra"])

@@ -87,9 +87,9 @@ def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, 
     run = federate(config, app=watched(look), evaluate=False)
     assert sizes <= {sum(tensor.numel() for tensor in shared.values())}
     assert not differ(frozen, frozen_of(run, config)) and not frozen.keys() & run.state.keys()
-    own = load_encoder(run.folder.path).backbone.state_dict()
-    kept = {f"backbone.{name}": tensor for name, tensor in own.items()}
-    assert not differ({n: t for n, t in kept.items() if n in frozen}, frozen)
+    backbone = load_encoder(run.folder.path).backbone.state_dict()
+    saved = {f"backbone.{name}": tensor for name, tensor in backbone.items()}
+    assert not differ({n: t for n, t in saved.items() if n in frozen}, frozen)
     moved = [name for name in shared if name.startswith("backbone.") and name.endswith("weight")]
     assert moved and all(not torch.equal(run.state[name], shared[name]) for name in moved)
 
@@ -126,7 +126,7 @@ def test_it_counts_once_for_each_client(tiny, tmp_path, federate, encoder):
     run = federate(config, evaluate=False)
     down = [record["bytes_down"] for record in run.records[1:]]
     usual = min(down)
-    firsts = [(each - usual) / (4 * schemas.frozen.size) for each in down]
+    firsts = [(sent - usual) / (4 * schemas.frozen.size) for sent in down]
     assert firsts[0] == 2 and 2 <= sum(firsts) <= 4 and all(n in (0, 1, 2) for n in firsts)
 
 
@@ -140,10 +140,10 @@ def test_a_client_that_is_late_again_and_again_has_it_from_the_first_time_on(
     frozen = 4 * Schemas.of(build_learner(config, 1), config).frozen.size
     run = federate(config, evaluate=False)
     asked = [record["clients"] for record in run.records[1:]]
-    assert sum(len(each["late"]) for each in asked) > 1  # the slow one, each time
+    assert sum(len(clients["late"]) for clients in asked) > 1  # the slow one, each time
     down = [record["bytes_down"] for record in run.records[1:]]
-    each_time = min(sent / each["cohort"] for sent, each in zip(down, asked, strict=True))
-    firsts = sum(down) - each_time * sum(each["cohort"] for each in asked)
+    each_time = min(sent / clients["cohort"] for sent, clients in zip(down, asked, strict=True))
+    firsts = sum(down) - each_time * sum(clients["cohort"] for clients in asked)
     assert firsts == 4 * frozen
 
 

@@ -219,7 +219,7 @@ def test_after_a_round_from_which_nobody_can_train_the_advised_command_goes_on(
     """The bad model is in the latest checkpoint; the one before it is good."""
     clients_of(absurd_together)
     overrides = [*tiny_overrides, "federation.rounds=4", "evaluation.every=9", "method=simclr"]
-    overrides = [each for each in overrides if not each.startswith("clustering.")]
+    overrides = [override for override in overrides if not override.startswith("clustering.")]
     assert main([*overrides, f"run_dir={tmp_path / 'run'}"]) == 1
     error, advice = capsys.readouterr().err.splitlines()
     assert re.match(r"error: round 3: 0 of 4 clients answered well, .* loss is nan", error)

@@ -114,9 +114,9 @@ def test_drift_is_that_of_what_clients_sent(config, federate, watched):
             states = np.stack([state[span].astype(np.float64) for state, _ in sent.values()])
             spread = weights @ ((states - weights @ states) ** 2)
             expected += math.sqrt(spread.sum())
-    found = run.summary["drift"]
-    assert found["mean"] == pytest.approx(expected, rel=1e-4)
-    assert found["pairs"] == pytest.approx(expected * math.sqrt(2 * 4 / 3), rel=1e-3)
+    drift = run.summary["drift"]
+    assert drift["mean"] == pytest.approx(expected, rel=1e-4)
+    assert drift["pairs"] == pytest.approx(expected * math.sqrt(2 * 4 / 3), rel=1e-3)
     assert [("drift" in record) for record in run.records] == [False, True]
 
 
@@ -165,14 +165,14 @@ def test_each_client_gets_a_head_from_few_labels_of_its_own(config, federate, me
     encoder, test = load_encoder(run.folder.path), population.dataset.test
     expected = []
     for client, part in population.parts.items():
-        found = own_classes(chosen, population, client, population.dataset)
-        images, classes = found.few
+        client_classes = own_classes(chosen, population, client, population.dataset)
+        images, classes = client_classes.few
         assert len(images) == len(classes) == min(9, len(part))
         held = population.dataset.train.images[torch.from_numpy(part)]
         assert all((held == image).flatten(1).all(1).any() for image in images)
         probe = fit_linear_probe(encoder(images), classes)
         right = probe.predict(encoder(test.images)) == test.labels
-        expected.append(weighted_accuracy(right, test.labels, found.held))
+        expected.append(weighted_accuracy(right, test.labels, client_classes.held))
     assert own["personal"]["mean"] == pytest.approx(sum(expected) / 4, abs=0.02)
     assert own["personal"]["worst_tenth"] == pytest.approx(min(expected), abs=0.02)
     assert own["personal"]["std"] > 0

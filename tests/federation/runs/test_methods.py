@@ -69,13 +69,13 @@ def test_two_rounds_end_with_finite_scores_of_the_kept_backbone(tiny, tmp_path, 
     config = tiny(f"method={name}", f"run_dir={tmp_path / 'run'}", *needs)
     summary, folder, heard = run(config)
     learner = build_learner(config, 1)
-    kept = next(iter(learner.method.backbones()))
-    assert summary["backbone"] == kept == json.loads(folder.summary.read_text())["backbone"]
+    backbone = next(iter(learner.method.backbones()))
+    assert summary["backbone"] == backbone == json.loads(folder.summary.read_text())["backbone"]
     for scores in (summary, summary["untrained"]):
         values = [scores[key] for key in ("knn", "linear", "feature_std")]
         assert np.isfinite(values).all() and 0 < values[0] <= 1
     about = json.loads((folder.path / "encoder.json").read_text())["about"]
-    assert (about["method"], about["backbone"]) == (name, kept)
+    assert (about["method"], about["backbone"]) == (name, backbone)
     rounds = folder.read_metrics()
     assert [r["round"] for r in rounds] == [0, 1, 2]
     assert all(np.isfinite(r["loss"]["total"]) for r in rounds[1:])

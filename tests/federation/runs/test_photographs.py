@@ -45,7 +45,7 @@ def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, metho
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"]["total"] for line in lines[1:]]
-    untrained, trained = (each["feature_std"] for each in (summary["untrained"], summary))
+    untrained, trained = (scores["feature_std"] for scores in (summary["untrained"], summary))
     print(
         f"{method}: {time.perf_counter() - started:.0f} s, losses {losses}, kNN "
         f"{summary['untrained']['knn']:.3f} to {summary['knn']:.3f}, feature_std "
@@ -63,7 +63,9 @@ def test_trains_without_collapse_and_is_judged_by_every_protocol(tmp_path, metho
     judged = tmp_path / "run" / "evaluation" / "image_folder-cifar10-jpeg.json"
     report = json.loads(judged.read_text())
     accuracies = {name: report[name] for name in PROTOCOLS[:3]}
-    accuracies |= {f"finetune {share}": each["mean"] for share, each in report["finetune"].items()}
+    accuracies |= {
+        f"finetune {share}": result["mean"] for share, result in report["finetune"].items()
+    }
     print(accuracies)
     assert accuracies.pop("finetune 0.01") > 0  # ten labels
     assert min(accuracies.values()) > GUESSED

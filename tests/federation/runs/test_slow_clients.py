@@ -81,7 +81,7 @@ def test_without_a_clock_all_are_in_time_however_busy_the_machine_is(federate, t
     inline = federate(toy(*options, run="inline"))
     slow = federate(toy(*options, run="slow"), grid=busy)
     assert all(inline.state[name].equal(slow.state[name]) for name in inline.state)
-    scores = [[each.get("unsupervised") for each in run.records] for run in (inline, slow)]
+    scores = [[record.get("unsupervised") for record in run.records] for run in (inline, slow)]
     assert scores[0] == scores[1] and scores[0][-1]
     assert min(message.metadata.ttl for message in sent) > 10_000
 

@@ -78,13 +78,13 @@ def test_a_limit_leaves_out_no_label_that_clients_use(tiny, limit):
     evaluator = Evaluator(config, data)
     assert int(evaluator.dataset.shown.sum()) == (0 if limit == 3 else 3)
     method = build_learner(config, 1).method
-    found = evaluator.scores(method)["online"]["linear_labelled"]
+    accuracy = evaluator.scores(method)["online"]["linear_labelled"]
     if limit == 30:
         encoder, test = Encoder.of(config, method.backbone), evaluator.dataset.test
         labels = data.train.labels[data.shown]
-        known = extract_features(encoder, data.train.images[data.shown], 256)
+        features = extract_features(encoder, data.train.images[data.shown], 256)
         queries = extract_features(encoder, test.images, 256)
-        assert found == linear_accuracy(known, labels, queries, test.labels, PENALTY)
+        assert accuracy == linear_accuracy(features, labels, queries, test.labels, PENALTY)
 
 
 def test_the_server_counts_what_all_clients_used(tiny, tmp_path, federate):

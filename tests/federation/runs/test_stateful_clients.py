@@ -196,7 +196,7 @@ def test_a_kept_target_never_travels(config, policy):
 
     summary, folder = run(given, meddling(look))
     assert len(seen) == 3 * 3
-    assert all(each == ({"shared"}, {"shared": schemas.shared.size}) for each in seen)
+    assert all(sent == ({"shared"}, {"shared": schemas.shared.size}) for sent in seen)
     assert "target" not in summary and summary["backbone"] == "online"
     (state, *_) = sorted(folder.clients.rglob("*.safetensors"))
     assert {"target_backbone", "target_projector", "predictor"} <= {

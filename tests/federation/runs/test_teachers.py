@@ -49,7 +49,7 @@ def test_nothing_of_a_teacher_travels(tiny, tmp_path, federate, watched):
         for arrays in (up, down):
             assert {name: array.size for name, array in arrays.items()} == {"shared": size}
             content = np.ascontiguousarray(arrays["shared"]).tobytes()
-            assert not any(each in content for each in weights)
+            assert not any(weight in content for weight in weights)
 
     run = federate(config, app=watched(look))
     assert len(weights) > 2 and sorted(seen) == [(c, r) for c in CLIENTS for r in (1, 2)]
@@ -57,7 +57,7 @@ def test_nothing_of_a_teacher_travels(tiny, tmp_path, federate, watched):
     losses = [record["loss"]["similarity"] for record in run.records[1:]]
     assert losses[1] < losses[0]
     text = b"".join(file.read_bytes() for file in run.folder.path.rglob("*") if file.is_file())
-    assert not any(each in text for each in weights)
+    assert not any(weight in text for weight in weights)
 
 
 def test_teachers_differ_and_heads_stay_with_the_clients(tiny, tmp_path, federate, teachers):

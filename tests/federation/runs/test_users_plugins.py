@@ -111,5 +111,7 @@ def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line
     overrides = [*tiny_overrides, "plugins=[my_package]", *chosen, "federation.rounds=1"]
     overrides = without_unread(load_config(overrides), overrides)
     code = main([*overrides, f"run_dir={tmp_path / 'run'}"])
-    errors = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error: ")]
+    errors = [
+        printed for printed in capsys.readouterr().err.splitlines() if printed.startswith("error: ")
+    ]
     assert code in (1, 2) and len(errors) == 1 and line in errors[0]

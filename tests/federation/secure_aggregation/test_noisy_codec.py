@@ -44,8 +44,8 @@ def test_without_its_noise_a_client_is_within_the_bound():
     plan = NoisySum(1.0, CLIENTS, SIZE)
     (integers,) = encoded(moved(1e6))
     key = ClientSeed(0, 1, "0").noise_key()
-    own = hashlib.blake2b(b"noisy sum", key=key, digest_size=32).digest()
-    rest = integers.view(np.int32) - discrete_gaussian(own, plan.bits, SIZE)
+    stream_key = hashlib.blake2b(b"noisy sum", key=key, digest_size=32).digest()
+    rest = integers.view(np.int32) - discrete_gaussian(stream_key, plan.bits, SIZE)
     assert 0.9 * plan.bound < np.square(rest, dtype=np.int64).sum() <= plan.bound
     shared = discrete_gaussian(key, plan.bits, SIZE)  # of private centroids, in simulations
     assert abs(np.corrcoef(integers.view(np.int32), shared)[0, 1]) < 0.06
@@ -56,7 +56,7 @@ def test_noise_follows_from_the_seed_in_simulations_and_from_the_system_elsewher
     assert np.array_equal(first, encoded(RECEIVED))
     secret = [encoded(RECEIVED, secret=True) for _ in range(2)]
     others = [encoded(RECEIVED, "1"), encoded(RECEIVED, round_=2), *secret]
-    noise = [each[0].view(np.int32).astype(float) for each in (first, *others)]
+    noise = [encoding[0].view(np.int32).astype(float) for encoding in (first, *others)]
     assert np.abs(np.corrcoef(noise) - np.eye(5)).max() < 0.08
 
 

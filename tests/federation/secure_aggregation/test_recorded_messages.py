@@ -100,11 +100,13 @@ def test_two_cohorts_that_differ_by_a_client_give_it_away_but_for_noise(
     chosen = (*SECURE[len(SIMCLR) :], *noise)
     whole = recorded(*chosen).moved * 6
     without = recorded(*chosen, gone={"input": ["1"]}).moved * 5
-    found = {client: likeness(whole - without, update) for client, update in updates.items()}
+    likenesses = {client: likeness(whole - without, update) for client, update in updates.items()}
     if noise:
-        assert found["1"] < 0.1
+        assert likenesses["1"] < 0.1
     else:
-        assert found["1"] > 0.99 > max(value for c, value in found.items() if c != "1") + 0.1
+        assert (
+            likenesses["1"] > 0.99 > max(value for c, value in likenesses.items() if c != "1") + 0.1
+        )
 
 
 class ZeroToOthers(Recorder):

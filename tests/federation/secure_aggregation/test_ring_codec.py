@@ -22,16 +22,16 @@ def numbers(weight=1.0, images=10, **metrics):
 
 
 def added(parts):
-    return [np.sum(each, axis=0, dtype=each[0].dtype) for each in zip(*parts, strict=True)]
+    return [np.sum(arrays, axis=0, dtype=arrays[0].dtype) for arrays in zip(*parts, strict=True)]
 
 
 def encoded(made, states, received, weights=None, clients=None, metrics=()):
     weights = weights or [1.0] * len(states)
     metrics = metrics or [{}] * len(states)
     return added([
-        made.encode(state, Start(received, clients or len(states)), numbers(weight, **each),
+        made.encode(state, Start(received, clients or len(states)), numbers(weight, **measures),
                     ClientSeed(0, 1, str(i)))
-        for i, (state, weight, each) in enumerate(zip(states, weights, metrics, strict=True))
+        for i, (state, weight, measures) in enumerate(zip(states, weights, metrics, strict=True))
     ])  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def test_two_of_six_drop_out_between_any_two_stages(tiny, federate, plain, stage
     other = plain(Dropping({"train": gone}) if trained_without else client_app)
     assert far(one, other) < 2e-5
     (record,) = [r for r in one.records if r["round"] == 1]
-    assert [each["client"] for each in record["clients"]["dropped"]] == gone
+    assert [entry["client"] for entry in record["clients"]["dropped"]] == gone
     assert record["loss"] == pytest.approx(other.records[-1]["loss"], rel=1e-5)
 
 

@@ -137,8 +137,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(tiny, tmp_path, monkeypatch):
     with pytest.raises(FederationError, match="cannot write the checkpoint.*No space left"):
         save_checkpoint(tmp_path, ours, Position(2))
     assert load_checkpoint(tmp_path, ours).round == 1
-    latest, kept = tmp_path / LATEST, tmp_path / "state-1.safetensors"
-    assert {*tmp_path.iterdir()} == {latest, kept} and latest.samefile(kept)
+    latest, round_state = tmp_path / LATEST, tmp_path / "state-1.safetensors"
+    assert {*tmp_path.iterdir()} == {latest, round_state} and latest.samefile(round_state)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:1000], lambda b: b"", lambda b: b"x" * 100])

@@ -218,7 +218,7 @@ def test_the_memory_of_scores_has_an_end(tiny, monkeypatch):
         assert len(evaluator._remembered) <= 2
         with torch.no_grad():
             next(method.backbone.parameters()).add_(0.5)
-    assert len({str(each) for each in scores}) > 1
+    assert len({str(of_round) for of_round in scores}) > 1
 
 
 def test_in_mid_run_only_the_kept_backbone_is_evaluated(tiny):
@@ -227,10 +227,10 @@ def test_in_mid_run_only_the_kept_backbone_is_evaluated(tiny):
     with torch.no_grad():
         next(method.backbone.parameters()).mul_(2)
     evaluator = Evaluator(config, load_dataset(config.data))
-    kept = evaluator.scores(method, kept_only=True)
-    assert list(kept) == ["online"]
+    kept_scores = evaluator.scores(method, kept_only=True)
+    assert list(kept_scores) == ["online"]
     assert list(evaluator.scores(method)) == ["online", "target"]
-    assert evaluator.scores(method)["online"] == kept["online"]
+    assert evaluator.scores(method)["online"] == kept_scores["online"]
 
 
 def test_features_are_made_once_for_all_scores(tiny):

@@ -206,10 +206,10 @@ def test_two_rounds_are_clients_training_averaging_and_global_clustering(config)
             {"local_centroids": torch.from_numpy(np.concatenate([r[-1] for r in replies]))},
             torch_generator(given.seed, "server", round_),
         )
-    kept = load_encoder(folder.path).backbone.state_dict()
+    backbone = load_encoder(folder.path).backbone.state_dict()
     for name, tensor in server.method.target_backbone.state_dict().items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(kept[name], tensor, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(backbone[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("wire", [pytest.param("float16", marks=pytest.mark.slow), "int8"])
@@ -833,10 +833,10 @@ def test_the_backbone_to_keep_can_be_chosen(config):
     assert summary["knn"] == scores["online"]["knn"] and "target" in summary
     assert json.loads((folder.path / "encoder.json").read_text())["about"]["backbone"] == "online"
     method = restored(config(), folder).learner.method
-    kept = load_encoder(folder.path).backbone.state_dict()
+    backbone = load_encoder(folder.path).backbone.state_dict()
     for name, tensor in method.backbone.state_dict().items():
         if tensor.is_floating_point():
-            assert torch.equal(kept[name], tensor)
+            assert torch.equal(backbone[name], tensor)
 
 
 def test_a_backbone_that_the_method_does_not_have_is_refused(tiny):
@@ -874,5 +874,5 @@ def test_clients_are_not_told_where_the_server_has_its_weights(federate, watched
         config, app=watched(lambda _, __, sent, ___: configs.append(sent[CONFIG]["config"])),
         evaluate=False,
     )  # fmt: skip
-    assert configs and all('"first.safetensors"' in each for each in configs)
-    assert not any(str(tmp_path) in each for each in configs)
+    assert configs and all('"first.safetensors"' in text for text in configs)
+    assert not any(str(tmp_path) in text for text in configs)

@@ -47,7 +47,7 @@ class Network:
             yield str(len(self.sent) - 1)
 
     def begun(self, ids):
-        return [each for each in ids if self.sent[int(each)].metadata.dst_node_id in self.answers]
+        return [id_ for id_ in ids if self.sent[int(id_)].metadata.dst_node_id in self.answers]
 
     def pull_messages(self, ids):
         self.pulled.extend(ids)
@@ -308,7 +308,7 @@ def test_greetings_of_a_long_silence_do_not_come_before_the_one_that_counts(
     for _ in range(2880):
         now += 30
         here.present()
-        expire += [now + each.metadata.ttl for each in network.sent[len(expire) :]]
+        expire += [now + message.metadata.ttl for message in network.sent[len(expire) :]]
     assert len(expire) > 250 and sum(when > now for when in expire) < 20
     assert network.sent[-1].metadata.ttl > 3600 + 300  # clocks may differ by an hour
 

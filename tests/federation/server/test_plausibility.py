@@ -42,8 +42,8 @@ class Stage:
             if self.plausibility.is_plausible(Task(name, ("model",)), reply(state))
         ]
         late, refused = [], {}
-        for task, each, reason in self.plausibility.late():
-            np.testing.assert_array_equal(each.shared, states[names.index(task.client)])
+        for task, update, reason in self.plausibility.late():
+            np.testing.assert_array_equal(update.shared, states[names.index(task.client)])
             if reason is None:
                 late.append(task.client)
             else:
@@ -150,8 +150,8 @@ def test_norms_of_any_size_agree_with_numpy(size):
     sent, state = rng.normal(size=(2, size)).astype(np.float32)
     stage = Stage(sent, Schema((("w", (size,)),)))
     stage.judge(state)
-    found = stage.plausibility.moved()[WEIGHTS].median
-    assert found == pytest.approx(np.linalg.norm(state.astype(np.float64) - sent), rel=1e-5)
+    norm = stage.plausibility.moved()[WEIGHTS].median
+    assert norm == pytest.approx(np.linalg.norm(state.astype(np.float64) - sent), rel=1e-5)
 
 
 def test_norms_that_float32_cannot_hold_are_found_all_the_same():

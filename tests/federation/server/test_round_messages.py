@@ -31,7 +31,7 @@ def test_of_a_client_whose_key_was_revoked_meanwhile_this_is_the_reason(federate
     run = federate(toy("federation.rounds=1", "federation.min_success=0.5"), app=app,
                    members=Revoking)  # fmt: skip
     dropped = run.records[-1]["clients"]["dropped"]
-    assert {each["client"]: each["reason"] for each in dropped} == {
+    assert {entry["client"]: entry["reason"] for entry in dropped} == {
         "b": "its key was revoked",
         "c": "it was ended, or nothing was heard of it for a while",
     }

@@ -10,9 +10,9 @@ MOST = float(np.finfo(np.float32).max)
 
 def summarised(*metrics, weights=None):
     report = RoundReport()
-    for number, each in enumerate(metrics):
+    for number, measures in enumerate(metrics):
         weight = weights[number] if weights else 1
-        report.results.append(("abcdefgh"[number], weight, {"examples": 1, **each}))
+        report.results.append(("abcdefgh"[number], weight, {"examples": 1, **measures}))
     report.summarise()
     return report
 

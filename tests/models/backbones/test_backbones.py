@@ -105,8 +105,8 @@ def test_channels_last_computes_the_same(name):
     features = [backbone(images) for backbone in (fast, plain)]
     torch.testing.assert_close(*features, atol=1e-4, rtol=1e-4)
     wanted = torch.randn(features[0].shape, generator=torch.Generator().manual_seed(1))
-    for each in features:
-        (each * wanted).sum().backward()
+    for rows in features:
+        (rows * wanted).sum().backward()
     mine, theirs = (
         torch.cat([p.grad.reshape(-1) for p in backbone.parameters()]) for backbone in (fast, plain)
     )

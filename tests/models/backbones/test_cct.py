@@ -50,7 +50,7 @@ def slow_attention(layer, tokens):
     width = tokens.shape[-1] // layer.heads
     parts = []
     for head in range(layer.heads):
-        q, k, v = (each[:, head * width : (head + 1) * width] for each in (query, key, value))
+        q, k, v = (heads[:, head * width : (head + 1) * width] for heads in (query, key, value))
         rows = [((q[t] @ k.T) / width**0.5).softmax(0) @ v for t in range(len(tokens))]
         parts.append(torch.stack(rows))
     return torch.cat(parts, dim=1)

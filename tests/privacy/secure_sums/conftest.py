@@ -50,7 +50,7 @@ class Sum:
     def there(self, stage):
         """Those that answer in a stage."""
         until = STAGES[: STAGES.index(stage) + 1]
-        left = {name for each in until for name in self.gone.get(each, ())}
+        left = {name for earlier in until for name in self.gone.get(earlier, ())}
         return [name for name in self.names if name not in left]
 
     def keys_stage(self):
@@ -104,8 +104,8 @@ class Sum:
 
     def until(self, stage):
         """All stages before this one."""
-        for each in STAGES[: STAGES.index(stage)]:
-            getattr(self, f"{each}_stage")()
+        for earlier in STAGES[: STAGES.index(stage)]:
+            getattr(self, f"{earlier}_stage")()
         return self
 
     def total(self):
@@ -113,13 +113,13 @@ class Sum:
 
     def total_from(self, stage):
         """All stages from this one on."""
-        for each in STAGES[STAGES.index(stage) :]:
-            getattr(self, f"{each}_stage")()
+        for later in STAGES[STAGES.index(stage) :]:
+            getattr(self, f"{later}_stage")()
         return self.server.total()
 
     def expected(self, names):
         parts = zip(*(self.vectors[name] for name in names), strict=True)
-        return [np.sum(each, axis=0, dtype=each[0].dtype) for each in parts]
+        return [np.sum(arrays, axis=0, dtype=arrays[0].dtype) for arrays in parts]
 
 
 @pytest.fixture

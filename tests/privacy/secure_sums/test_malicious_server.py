@@ -98,7 +98,7 @@ def test_small_cohorts_are_refused(tools, least, count, what):
     one = tools.Sum(count)
     one.clients["c000"] = one.client("c000", least=least)
     one.keys_stage()
-    roster = [each.fields() for each in one.server._roster.values()]
+    roster = [advertisement.fields() for advertisement in one.server._roster.values()]
     refused(one.clients["c000"].share, roster, match=what)
 
 
@@ -150,9 +150,9 @@ def test_keys_that_are_replaced_or_unsigned_are_refused(one, case):
 def test_keys_of_another_round_or_run_are_not_signed(tools):
     one, other = tools.Sum(6), tools.Sum(6, round_=2)
     other.keys = one.keys
-    for each in (one, other):
-        each.clients = {name: each.client(name) for name in NAMES}
-        each.keys_stage()
+    for sum_ in (one, other):
+        sum_.clients = {name: sum_.client(name) for name in NAMES}
+        sum_.keys_stage()
     mixed = [one.server.roster()[0], *other.server.roster()[1:]]
     refused(one.clients["c000"].share, mixed, match="c001 are not signed by a registered key")
 
@@ -262,8 +262,8 @@ def test_a_key_with_the_same_secret_does_not_cancel_a_mask(tools):
     copy = keys["c002"].mask_key[:-1] + bytes([keys["c002"].mask_key[-1] ^ 0x80])
     roster = [dataclasses.replace(keys["c000"], mask_key=copy), keys["c001"], keys["c002"]]
     agreed = primitives.agreement(middle._secrets.mask_seed)
-    assert len({agreed(each.mask_key, b"") for each in roster[::2]}) == 1  # one secret with both
-    middle._roster = last._roster = {each.name: each for each in roster}
+    assert len({agreed(entry.mask_key, b"") for entry in roster[::2]}) == 1  # one secret with both
+    middle._roster = last._roster = {entry.name: entry for entry in roster}
     keys = middle._mask_keys(["c000", "c002"])
     assert keys["c000"] != keys["c002"] == last._mask_keys(["c001"])["c001"]
 

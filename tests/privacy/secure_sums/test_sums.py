@@ -88,7 +88,7 @@ def test_below_two_thirds_there_is_no_sum(tools, stage, what):
     sums = [
         one.expected(some) for k in range(1, 7) for some in itertools.combinations(one.names, k)
     ]
-    assert not any(np.array_equal(one.server._total[0], each[0]) for each in sums)
+    assert not any(np.array_equal(one.server._total[0], arrays[0]) for arrays in sums)
 
 
 def test_a_masked_vector_looks_like_any(tools):
@@ -208,7 +208,7 @@ def test_fewer_shares_fit_every_secret(monkeypatch):
             shares = primitives.split(bytes([secret]), 3, places)
             seen.setdefault(tuple(shares.values()), []).append(secret)
     assert len(seen) == prime**2
-    assert all(sorted(found) == [*range(prime)] for found in seen.values())
+    assert all(sorted(secrets_) == [*range(prime)] for secrets_ in seen.values())
 
 
 @pytest.mark.parametrize("places", [(1, 2, 3), (5, 400, 1000), (998, 999, 1000)])
@@ -238,7 +238,7 @@ def test_one_who_gives_out_wrong_shares_does_not_end_a_sum(tools, liar):
     for name in one.server.survivors:
         shares = one.clients[name].unmask(signatures, one.server.views)
         if name == liar:
-            shares = {kind: dict.fromkeys(found, "5a" * 17) for kind, found in shares.items()}
+            shares = {kind: dict.fromkeys(by_owner, "5a" * 17) for kind, by_owner in shares.items()}
         one.server.take_unmasking(name, shares)
     expected = one.expected(one.server.survivors)
     assert all(map(np.array_equal, one.server.total(), expected))
@@ -316,8 +316,8 @@ def test_the_bound_is_above_what_happens():
     rng = np.random.default_rng(0)
     count, drawn = 40, 5
     bad, needed = colluding(count), quorum(drawn + 1)
-    found = rng.hypergeometric(bad, count - 1 - bad, drawn, (4000, count - bad))
-    happened = (found >= needed).any(1).mean()
+    shares = rng.hypergeometric(bad, count - 1 - bad, drawn, (4000, count - bad))
+    happened = (shares >= needed).any(1).mean()
     assert 0.3 < happened <= failure_probability(count, drawn)
 
 
@@ -329,8 +329,8 @@ def exact_bound(count, drawn):
     def opened_by(others, shares):
         if shares <= 0:
             return 1
-        found = range(shares, min(bad, drawn) + 1)
-        ways = sum(comb(bad, n) * comb(others - bad, drawn - n) for n in found)
+        counts = range(shares, min(bad, drawn) + 1)
+        ways = sum(comb(bad, n) * comb(others - bad, drawn - n) for n in counts)
         return Fraction(ways, comb(others, drawn))
 
     def undrawn(group):
