@@ -1,5 +1,6 @@
 """Optional libraries, checked before anything is computed."""
 
+import logging
 from importlib.util import find_spec
 
 from orchestra_flwr.config import ConfigError
@@ -30,3 +31,8 @@ def require_server(program: str) -> None:
         ConfigError: names the library that is missing, and what to install.
     """
     require(program, "server", *SERVER)
+
+
+def log_the_hub_once() -> None:
+    """Once huggingface_hub is imported: it prints its messages, and passes them on to be logged."""
+    logging.getLogger("huggingface_hub").handlers.clear()

@@ -1,5 +1,6 @@
 """An environment that was made for a client: `pip install orchestra-flwr` without extras."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from orchestra_flwr.deployment.watch.figures import exposed
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.exporter import export_saved
 from orchestra_flwr.export.hub_folder import export_to_hub
-from orchestra_flwr.extras import SERVER
+from orchestra_flwr.extras import SERVER, log_the_hub_once
 from orchestra_flwr.federation.simulation import check_resources
 from orchestra_flwr.optional_formats import LIBRARIES
 from orchestra_flwr.privacy.accounting import calibrate
@@ -226,3 +227,20 @@ def test_a_client_installs_none_of_them_and_everything_else_does():
 def test_uvicorn_is_what_flower_itself_requires():
     """docs/jetson.md says so: nothing that is left out here would keep it from a client."""
     assert any(requirement.startswith("uvicorn") for requirement in requires("flwr") or [])
+
+
+def test_messages_of_the_hub_are_logged_once():
+    """Its library prints them, too: on the terminal each would stand twice, and between JSON."""
+    hub = pytest.importorskip("huggingface_hub", reason="needs the extra timm or huggingface")
+    logger = hub.utils.logging.get_logger("huggingface_hub.file_download")
+    log_the_hub_once()
+    written = []
+    handler = logging.Handler()
+    handler.emit = written.append
+    logging.root.addHandler(handler)
+    try:
+        logger.warning("a retry")
+    finally:
+        logging.root.removeHandler(handler)
+    assert [record.getMessage() for record in written] == ["a retry"]
+    assert not logging.getLogger("huggingface_hub").handlers

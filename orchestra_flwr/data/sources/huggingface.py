@@ -19,7 +19,7 @@ from orchestra_flwr.data.image_files.image_rows import (
 )
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
-from orchestra_flwr.extras import require
+from orchestra_flwr.extras import log_the_hub_once, require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.plugins import must_be_one_of
 
@@ -147,6 +147,7 @@ def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:
     """
     import datasets
 
+    log_the_hub_once()
     if not settings.dataset:
         raise ConfigError(
             "data.dataset must name a data set of the Hugging Face hub (owner/name) or a folder "

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import logging
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,12 +14,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
-from orchestra_flwr.extras import require
+from orchestra_flwr.extras import log_the_hub_once, require
 from orchestra_flwr.models.backbones import Backbone, TrainedOn, groups_of
 from orchestra_flwr.models.batch_norm import contains_batch_norm
 from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import nearest_normalisation
 from orchestra_flwr.seeding import seeded
+
+logger = logging.getLogger(__name__)
 
 MAX_SIZE = 512  # of images, in pixels
 PUBLISHED = "pretrained"  # in place of a file: the weights that timm has under the model's name
@@ -126,6 +129,10 @@ class Timm(Backbone):
         if file and not Path(file).is_file():
             raise ConfigError(f"model.weights={file}: no such file")
         source = {"pretrained_cfg_overlay": {"file": file}} if file else {}
+        if not file:
+            log_the_hub_once()
+            name = self.settings.timm
+            logger.info("loading the weights of %s; they are downloaded if not yet here", name)
         try:
             random, trained = (
                 _seeded(self.settings, self._channels, **options).state_dict()
