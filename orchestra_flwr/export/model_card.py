@@ -15,7 +15,7 @@ SCORES = {"knn": "kNN accuracy", "linear": "linear probe accuracy", "map": "mAP"
 CHOICES = ("partition", "training", "optimizer", "federation", "exchange", "server_optimizer")
 NUMBERS = {
     "federation": ("clients", "participation"),
-    "training": ("local_epochs", "batch_size", "lr"),
+    "training": ("local_epochs", "min_steps", "batch_size", "lr"),
 }
 CHOSEN = (
     "The same images chose the round after which the encoder was kept, so that its accuracies look "
