@@ -123,7 +123,7 @@ def test_the_run_can_be_resumed_without_its_data_set(run):
     [
         ("federation.rounds=5", None, r'overrides: must be a list such as \["federation'),
         (["rounds"], None, "overrides are written key=value"),
-        ({"federation.rounds": 0}, None, "federation.rounds=0"),
+        ({"federation.rounds": -1}, None, "federation.rounds=-1"),
         (["data=digits"], PAIRS, r"data=digits: must not be given together with dataset="),
         (["method=simclr", "clustering.memory=9"], None, "clustering.memory: is not read by"),
         (["resume=x"], PAIRS, r"resume=x: must not be given together with dataset="),

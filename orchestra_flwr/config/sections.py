@@ -42,7 +42,7 @@ class FederationConfig(Section):
     min_clients: int | None = Field(None, ge=1)  # of a deployment; a simulation has all its clients
     clients: int = Field(ge=1)
     participation: float = Field(gt=0, le=1)
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=0)  # 0: the start is evaluated
     min_success: float = Field(0.5, gt=0, le=1)
     weighting: Literal["samples", "batches", "uniform"] = "samples"
     max_weight: float | None = Field(10.0, ge=1)  # in medians of the clients' images; None: any

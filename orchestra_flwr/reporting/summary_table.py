@@ -49,11 +49,13 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
 
     Both have the shape of `summary.json`: `knn` and `linear` of the saved `backbone`, and those of
     any other backbone under its name, as fractions. Scores without labels are of the saved one
-    alone, if they were asked for. The table is ASCII and valid Markdown.
+    alone, if they were asked for. Of a run without a round there is a single column. The table is
+    ASCII and valid Markdown.
     """
+    columns = ["before training", "trained", "gain"][: 1 if trained.get("rounds") == 0 else 3]
     table = Table(box=box.MARKDOWN)
     table.add_column("score")
-    for column in ("before training", "trained", "gain"):
+    for column in columns:
         table.add_column(column, justify="right")
     saved = trained.get("backbone", "target")
     others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
@@ -62,13 +64,16 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
     for score, key in (*standard, *measured) if _has_accuracies(trained) else ():
         for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
-            gain = _gain(pair[0][0], pair[1][0])
-            table.add_row(f"{score}, {name}", *(_cell(*of) for of in pair), gain)
+            cells: list[str | Text] = [_cell(*of) for of in pair]
+            cells.append(_gain(pair[0][0], pair[1][0]))
+            table.add_row(f"{score}, {name}", *cells[: len(columns)])
     for title, keys in LABEL_FREE if _is_label_free(trained) else ():
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
-            cells = ("-", "-") if before is None else (f"{before:.3g}", f"{after - before:+.3g}")
-            table.add_row(title, cells[0], f"{after:.3g}", cells[1])
+            figures = ["-", f"{after:.3g}", "-"]
+            if before is not None:
+                figures = [f"{before:.3g}", f"{after:.3g}", f"{after - before:+.3g}"]
+            table.add_row(title, *figures[: len(columns)])
     return table
 
 
@@ -112,9 +117,9 @@ def print_summary(
 def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]:
     """Why nothing was evaluated with labels, and what can be done with the encoder."""
     here = shlex.quote(str(folder))
+    done = "saved" if summary.get("rounds") == 0 else "trained and saved"
     return (
-        f"The encoder is trained and saved, but not evaluated with labels: "
-        f"{summary['not_evaluated']}.",
+        f"The encoder is {done}, but not evaluated with labels: {summary['not_evaluated']}.",
         "Next:",
         "  evaluate it with labelled images (train/<class>/ and test/<class>/ in a folder or zip):",
         f"    orchestra-evaluate run={here} data=image_folder data.root=<images>",

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -34,6 +34,7 @@ from orchestra_flwr.federation.server.run_encoders import (
     BestEncoder,
     Evaluated,
     RunEncoders,
+    statistics_of,
 )
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_records import (
@@ -344,7 +345,10 @@ class FederationRun:
             summary["warnings"] = warnings
         if self.work is not None:
             self.work.give_up()
-        chosen = self.encoders.save(self.folder, self.best.encoder, kept)
+        # Where nothing was trained: with the statistics with which it was scored.
+        statistics = statistics_of(metrics[-1], self._kept_backbone()[0])
+        encoder_of = partial(self.best.encoder, statistics=statistics)
+        chosen = self.encoders.save(self.folder, encoder_of, kept)
         if len(self.federation.exchange.evaluated()) > 1:
             summary["model"] = chosen
         from orchestra_flwr.reporting import plots  # a second of imports, which only the end needs

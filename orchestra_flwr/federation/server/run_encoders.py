@@ -200,17 +200,18 @@ class BestEncoder:
         before = -math.inf if self.score is None else self.score
         if score is None or not score > before:  # NaN is not
             return
-        encoder = self._evaluator.encoder(backbone, _statistics(record, name))
+        encoder = self._evaluator.encoder(backbone, statistics_of(record, name))
         self.round, self.score = record["round"], score
         self._tensors = {k: v.detach().cpu() for k, v in encoder.backbone.state_dict().items()}
 
-    def encoder(self, backbone: Backbone) -> Encoder:
+    def encoder(self, backbone: Backbone, *, statistics: str | None = None) -> Encoder:
         """The best encoder, or the last one if that is asked for or no round was scored.
 
         Args:
             backbone: as it is after the last round; the encoder has another one.
+            statistics: :func:`statistics_of` the last round.
         """
-        encoder = self._evaluator.encoder(backbone)
+        encoder = self._evaluator.encoder(backbone, statistics)
         if self._tensors:
             encoder.backbone.load_state_dict(self._tensors)
         return encoder
@@ -231,20 +232,12 @@ class BestEncoder:
             self.round, self.score = int(position["round"]), position["score"]
         self._tensors = with_prefix(saved, BEST)
 
-    def summary(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Entries of `summary.json`.
-
-        Args:
-            record: the line of `metrics.jsonl` of the round whose encoder is saved.
-        """
-        if self.round is None:
-            return {}
-        statistics = _statistics(record, name)
-        about_norms = {"batch_norm": statistics} if statistics else {}
-        return {"kept_round": self.round, "kept_by": self._by, **about_norms}
+    def summary(self) -> dict[str, Any]:
+        """Entries of `summary.json`."""
+        return {} if self.round is None else {"kept_round": self.round, "kept_by": self._by}
 
 
-def _statistics(record: Mapping[str, Any], name: str) -> str | None:
+def statistics_of(record: Mapping[str, Any], name: str) -> str | None:
     """Whose BatchNorm statistics a round's scores were made with; None: the run's own."""
     scores = (record.get("scores") or {}).get(name) or {}
     return scores.get("batch_norm")

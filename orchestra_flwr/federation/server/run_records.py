@@ -12,7 +12,7 @@ from orchestra_flwr.federation.server.checkpoint import Position
 from orchestra_flwr.federation.server.evaluator import OF_STATISTICS, Evaluator, Scores
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
-from orchestra_flwr.federation.server.run_encoders import BestEncoder
+from orchestra_flwr.federation.server.run_encoders import BestEncoder, statistics_of
 from orchestra_flwr.methods import Method, ordered_backbones
 
 MAX_NAMED = 5  # clients in a line
@@ -120,8 +120,8 @@ def run_summary(
     backbones = list(ordered_backbones(method, config.evaluation.backbone))
     summary = {
         **_final_metrics(position, untrained, scores, backbones),
-        "batch_norm": evaluator.batch_norm,
-        **best.summary(until[-1], backbones[0]),
+        "batch_norm": statistics_of(until[-1], backbones[0]) or evaluator.batch_norm,
+        **best.summary(),
     }
     if evaluator.why_not:
         summary["not_evaluated"] = evaluator.why_not

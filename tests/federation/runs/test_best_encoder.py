@@ -109,7 +109,7 @@ def test_the_first_of_equal_rounds_and_none_without_a_score(tiny):
     best.consider({"round": 0}, "online", backbone)
     best.consider(record(1, linear=0.9), "online", backbone)
     best.consider(record(2, knn=float("nan")), "online", backbone)
-    assert best.round is None and best.tensors() == {} and best.summary({}, "online") == {}
+    assert best.round is None and best.tensors() == {} and best.summary() == {}
     for round_, knn in ((3, 0.5), (4, 0.5), (5, 0.4)):
         best.consider(record(round_, knn=knn), "online", backbone)
     assert (best.round, best.score) == (3, 0.5)
