@@ -454,7 +454,7 @@ def test_a_large_population_shares_a_hundred_nodes(tiny, monkeypatch, clients, w
     monkeypatch.setattr(ray_engine.RayEngine, "_wait_for_ray", lambda self: None)
     monkeypatch.setattr(ray_engine, "_run_ray", lambda count, *_: asked.append(count) or {})
     config = tiny("engine=ray")
-    parts = dict.fromkeys(map(str, range(clients)), ())
+    parts = dict.fromkeys(map(str, range(clients)), (0,))
     population = Population(load_dataset(config.data), parts)
     simulation.simulate(config, population, None, Progress(1), config.engine.build(config))
     assert asked == [nodes]
