@@ -127,7 +127,7 @@ class TrainingConfig(Section):
 
     setting: Setting = "device"  # the one whose values of `method.paper` `conf/` uses
     local_epochs: int = Field(ge=1)
-    min_steps: int = Field(1, ge=1)  # of a client in a round; fewer in its epochs: more epochs
+    min_steps: int = Field(1, ge=1)  # of a round; few images are gone through more often
     batch_size: int = Field(ge=2)
     lr: float = Field(gt=0)
     optimizer_state: Literal["reset", "keep"] = "reset"  # in every round; keep: by the client
