@@ -34,5 +34,9 @@ def require_server(program: str) -> None:
 
 
 def log_the_hub_once() -> None:
-    """Once huggingface_hub is imported: it prints its messages, and passes them on to be logged."""
-    logging.getLogger("huggingface_hub").handlers.clear()
+    """Takes away the handler by which huggingface_hub also prints what it passes on to be logged.
+
+    To be called once it is imported; handlers of another kind, a user's own, stay.
+    """
+    logger = logging.getLogger("huggingface_hub")
+    logger.handlers = [h for h in logger.handlers if type(h) is not logging.StreamHandler]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from orchestra_flwr import square_image
 from orchestra_flwr.cli import client_main
-from orchestra_flwr.config import ConfigError, load, load_config
+from orchestra_flwr.config import ConfigError, ModelConfig, load, load_config
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.watch.figures import exposed
 from orchestra_flwr.export.export_config import ExportConfig
@@ -22,6 +22,7 @@ from orchestra_flwr.export.exporter import export_saved
 from orchestra_flwr.export.hub_folder import export_to_hub
 from orchestra_flwr.extras import SERVER, log_the_hub_once
 from orchestra_flwr.federation.simulation import check_resources
+from orchestra_flwr.models.backbones import build_backbone
 from orchestra_flwr.optional_formats import LIBRARIES
 from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.reporting.run_result import Result
@@ -229,18 +230,56 @@ def test_uvicorn_is_what_flower_itself_requires():
     assert any(requirement.startswith("uvicorn") for requirement in requires("flwr") or [])
 
 
-def test_messages_of_the_hub_are_logged_once():
+@pytest.fixture
+def hub():
+    """The hub's logger, with the handler that its library gives it and one of a user's own."""
+    logger = logging.getLogger("huggingface_hub")
+    before, own = logger.handlers, logging.NullHandler()
+    logger.handlers = [logging.StreamHandler(), own]
+    yield logger, own
+    logger.handlers = before
+
+
+def test_messages_of_the_hub_are_logged_once(hub, capsys):
     """Its library prints them, too: on the terminal each would stand twice, and between JSON."""
-    hub = pytest.importorskip("huggingface_hub", reason="needs the extra timm or huggingface")
-    logger = hub.utils.logging.get_logger("huggingface_hub.file_download")
+    logger, own = hub
     log_the_hub_once()
-    written = []
-    handler = logging.Handler()
-    handler.emit = written.append
-    logging.root.addHandler(handler)
-    try:
-        logger.warning("a retry")
-    finally:
-        logging.root.removeHandler(handler)
-    assert [record.getMessage() for record in written] == ["a retry"]
-    assert not logging.getLogger("huggingface_hub").handlers
+    assert logger.handlers == [own] and logger.propagate
+
+
+def test_weights_of_the_hub_are_loaded_after_that(hub, monkeypatch, caplog):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    options = {"name": "timm", "timm": "test_vit", "image_size": 32, "weights": "pretrained"}
+    backbone = build_backbone(ModelConfig.model_validate(options), 3)
+    logger, own = hub
+    handlers = []
+
+    def offline(*_, **__):
+        handlers.append(logger.handlers)
+        raise OSError("no network")
+
+    monkeypatch.setattr("orchestra_flwr.models.backbones.timm._seeded", offline)
+    with (
+        caplog.at_level(logging.INFO, "orchestra_flwr"),
+        pytest.raises(ConfigError, match="name a"),
+    ):
+        backbone.load_weights()
+    assert handlers == [[own]]
+    assert caplog.messages == [
+        "loading the weights of test_vit; they are downloaded if not yet here"
+    ]
+
+
+def test_data_of_the_hub_are_loaded_after_that(hub, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
+    logger, own = hub
+    handlers = []
+
+    def offline(*_, **__):
+        handlers.append(logger.handlers)
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_dataset(load_config(["data=huggingface", "data.dataset=somebody/photos"]).data)
+    assert handlers == [[own]]
