@@ -5,6 +5,7 @@ Checked against Ray 2.55: `ray._private`, which no public call replaces.
 
 import importlib
 import os
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -36,4 +37,6 @@ def load_ray() -> ModuleType:
     when Ray is loaded, names another one: here this process, which is always alive.
     """
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+    # Python 3.14 finds fault with a `return` in Ray's code, where it is first compiled.
+    warnings.filterwarnings("ignore", category=SyntaxWarning, module=r".*/ray/")
     return importlib.import_module("ray")

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines import ray as ray_engine
+from orchestra_flwr.flower.ray_processes import load_ray
 from orchestra_flwr.flower.ray_start import RayStart, RayStartError
 
 ARGUMENTS = {"num_cpus": 2}
@@ -116,3 +118,11 @@ def test_it_begins_before_images_are_decoded_and_ends_if_they_cannot_be(monkeypa
     monkeypatch.setattr(simulation, "load_population", load)
     assert main(["data=image_folder", f"data.root={tmp_path / 'missing'}"]) == 2
     assert calls == ["begin", "images", "end"]
+
+
+def test_faults_that_python_finds_in_rays_code_are_not_shown(ray, recwarn):
+    load_ray()
+    warnings.warn_explicit("a return", SyntaxWarning, "/packages/ray/_common/usage.py", 1)
+    assert not recwarn.list
+    warnings.warn_explicit("a return", SyntaxWarning, "/packages/my_package/method.py", 1)
+    assert [warning.filename for warning in recwarn.list] == ["/packages/my_package/method.py"]
