@@ -102,7 +102,7 @@ audit: setup
 
 # Into dist/: wheel and source, checked and tried in a new environment of each Python that is here; the
 # app for Flower's hub. Nothing is uploaded: the last lines, and docs/contributing.md, say what is left.
-PYTHONS ?= 3.11 3.12 3.13
+PYTHONS ?= 3.11 3.12 3.13 3.14
 release: setup
 	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist

@@ -55,9 +55,9 @@ def sim(tmp_path, monkeypatch, capsys):
             "privacy.k_min=900: no client could send centroids",
         ),
         (["resume=missing"], "resume=missing"),
-        (["resume=" + 300 * "a"], "File name too long: aaa"),
-        ([f"model.{300 * 'a'}=1"], "File name too long: "),
-        (["run_dir=" + 300 * "a"], "File name too long: "),
+        (["resume=" + 300 * "a"], 20 * "a"),  # too long for a file
+        ([f"model.{300 * 'a'}=1"], 20 * "a"),
+        (["run_dir=" + 300 * "a"], 20 * "a"),
         (["federation=null"], "federation=null: must be one of dec_ssl, demo, device, silo, small"),
         (["hydra.run.dir=x"], "hydra.run.dir: unknown key"),
         (["federation.clients=true"], "federation.clients=true: must be a number"),

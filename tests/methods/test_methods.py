@@ -1,5 +1,7 @@
 """The contract: six names of every method, and a mixin for what only some of them can do."""
 
+import inspect
+
 import pytest
 from torch import nn
 
@@ -22,7 +24,7 @@ def test_a_method_has_six_names_of_its_own():
     public = {name for name in vars(Method) if not name.startswith("_")}
     of_every_plugin = {"check", "unread"}
     assert public == {"role", "recipes", "loss", "backbones"} | of_every_plugin
-    assert vars(Method).get("__annotations__", {}).keys() == {"settings"}
+    assert inspect.get_annotations(Method).keys() == {"settings"}
 
 
 @pytest.mark.parametrize("ability", [*ABILITIES, ClipsGradients])
