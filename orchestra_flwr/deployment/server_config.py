@@ -108,7 +108,8 @@ class ServerConfig(Config):
             of_runs = dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
             display = {key: why for key, why in unread.items() if key == "logging.progress"}
             return of_runs | display | watch
-        for name in ("min_clients", "min_images", "enough", "oversample", "deadline"):
+        late = ("enough", "oversample", "deadline", "round_timeout")
+        for name in ("min_clients", "min_images", *late):
             unread.pop(f"federation.{name}", None)
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")

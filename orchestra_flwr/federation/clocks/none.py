@@ -14,8 +14,9 @@ class NoClock(Clock):
     @classmethod
     def unread(cls, config: Any) -> dict[str, str]:
         """Without a clock nobody can be late; real clients can (:class:`ServerConfig`)."""
-        keys = ("federation.enough", "federation.oversample", "federation.deadline")
-        return dict.fromkeys(keys, "in a simulation without clock=virtual")
+        keys = ("enough", "oversample", "deadline", "round_timeout")
+        why = "in a simulation without clock=virtual"
+        return {f"federation.{key}": why for key in keys}
 
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
         """None."""

@@ -277,7 +277,8 @@ def test_any_aggregation_that_holds_no_results_will_do(tiny, option, user_packag
 
 
 def test_without_a_clock_simulated_clients_are_in_time_and_real_ones_may_be_late(tiny):
-    keys = {"federation.enough", "federation.oversample", "federation.deadline"}
+    names = ("enough", "oversample", "deadline", "round_timeout")
+    keys = {f"federation.{name}" for name in names}
     assert keys <= tiny().unread().keys() and not keys & tiny("clock=virtual").unread().keys()
     server = load(ServerConfig, ["federation.enough=0.5"], all_read=True)
     assert not keys & server.unread().keys() and "clock" in server.unread()
