@@ -32,6 +32,7 @@ CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 
 
 GUIDES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
+RESULTS = [path.read_text() for path in sorted((ROOT / "docs" / "results").glob("*.md"))]
 PROGRAMS = {
     "orchestra-sim": Config,
     "orchestra-server": ServerConfig,
@@ -46,7 +47,7 @@ PROGRAMS = {
 
 
 def commands():
-    for line in "\n".join(GUIDES).replace("\\\n", " ").splitlines():
+    for line in "\n".join([*GUIDES, *RESULTS]).replace("\\\n", " ").splitlines():
         for program in PROGRAMS:
             if f"{program} " in line:
                 words = line.split(program, 1)[1].split(" #")[0].strip("` ").split()
