@@ -16,6 +16,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
+from orchestra_flwr.federation.clocks.none import NoClock
 
 # What a server with a queue is started with; each run says all else.
 OF_THE_SERVER = ("queue", "host", "port", "insecure", "security", "watch")
@@ -108,9 +109,9 @@ class ServerConfig(Config):
             of_runs = dict.fromkeys(others, "with queue=: orchestra-submit says it for each run")
             display = {key: why for key, why in unread.items() if key == "logging.progress"}
             return of_runs | display | watch
-        late = ("enough", "oversample", "deadline", "round_timeout")
-        for name in ("min_clients", "min_images", *late):
-            unread.pop(f"federation.{name}", None)
+        # Real clients can be late.
+        for key in ("federation.min_clients", "federation.min_images", *NoClock.unread(self)):
+            unread.pop(key, None)
         own = [f"method.{name}" for name in ClientMethodConfig.model_fields]
         unread |= dict.fromkeys(own, "from a server: each client's own command says it")
         if not self.share.encoder:
