@@ -20,7 +20,7 @@ from orchestra_flwr.deployment.keys.client_keys import (
     default_name,
 )
 from orchestra_flwr.deployment.keys.peers import NO_SIGNATURES, signatures
-from orchestra_flwr.deployment.processes.expiry import warning_daily
+from orchestra_flwr.deployment.processes.recurring import warning_daily
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, scratch_folder
 from orchestra_flwr.deployment.processes.supernode import SOCKET, Supernode
 from orchestra_flwr.deployment.watch.client_status import ClientStatus

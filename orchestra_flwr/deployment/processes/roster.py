@@ -1,13 +1,13 @@
 """The clients that may take part: those whose public keys are in the server's folder."""
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from orchestra_flwr.deployment.keys.client_registry import registered, stamp_of
+from orchestra_flwr.deployment.processes.recurring import recurring
 from orchestra_flwr.flower.superlink_control import SuperLinkControl, SuperLinkError
 
 POLL_SECONDS = 1.0
@@ -65,23 +65,9 @@ class Roster:
                 self._report(line)
         self._reported = problems
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Updates now, and whenever the folder changes, until the block ends."""
-        self.update()
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(POLL_SECONDS):
-                self.update()
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+        return recurring(self.update, POLL_SECONDS)
 
     def _read(self, folder: Path) -> list[str]:
         """Reads the folder, and registers new keys at the SuperLink; returns what went wrong."""

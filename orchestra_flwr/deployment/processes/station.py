@@ -10,7 +10,7 @@ from orchestra_flwr.console.phases import phase
 from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
 from orchestra_flwr.deployment.processes.child import Child
-from orchestra_flwr.deployment.processes.expiry import warning_daily
+from orchestra_flwr.deployment.processes.recurring import warning_daily
 from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up

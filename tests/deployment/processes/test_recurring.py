@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.deployment.keys.certificates import Dated, new_authority
-from orchestra_flwr.deployment.processes import expiry
+from orchestra_flwr.deployment.processes import recurring
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def ending():
 
 
 def test_a_long_run_says_every_day_what_ends_within_a_month(ending, monkeypatch):
-    monkeypatch.setattr(expiry, "DAY_SECONDS", 0.05)
+    monkeypatch.setattr(recurring, "DAY_SECONDS", 0.05)
     lines = []
-    with expiry.warning_daily(ending, lines.append):
+    with recurring.warning_daily(ending, lines.append):
         while len(lines) < 3:
             time.sleep(0.01)
     assert len(lines) < 100  # none comes after the block
@@ -30,11 +30,11 @@ def test_a_long_run_says_every_day_what_ends_within_a_month(ending, monkeypatch)
 
 
 def test_what_ends_during_a_run_is_said_then(monkeypatch):
-    monkeypatch.setattr(expiry, "DAY_SECONDS", 0.02)
+    monkeypatch.setattr(recurring, "DAY_SECONDS", 0.02)
     soon = datetime.now(UTC) + timedelta(days=30, seconds=2.5)
     certificate = new_authority(soon - timedelta(days=3652)).certificate
     lines, started = [], time.monotonic()
-    with expiry.warning_daily([Dated(Path("ca.crt"), certificate, "x")], lines.append):
+    with recurring.warning_daily([Dated(Path("ca.crt"), certificate, "x")], lines.append):
         assert lines == []
         while not lines:
             assert time.monotonic() - started < 20
