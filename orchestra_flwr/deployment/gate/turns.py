@@ -8,7 +8,7 @@ still register, nor do heartbeats wait for anything else.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
 from orchestra_flwr.deployment.gate.fleet_methods import HEARTBEAT, REGISTRATION_PATHS
@@ -58,18 +58,13 @@ class Turns:
             if client:  # else one client that sends them without end would keep others from coming
                 lock = self._heartbeat_of.setdefault(client, asyncio.Lock())
                 limits.insert(0, (lock, LONG_WAIT_SECONDS))
-        taken: list[asyncio.Semaphore | asyncio.Lock] = []
-        try:
+        async with AsyncExitStack() as taken:
             try:
                 for limit, seconds in limits:
                     async with asyncio.timeout(seconds):
                         while coming and self._heartbeats.locked():
                             await asyncio.sleep(PAUSE_SECONDS)
-                        await limit.acquire()
-                    taken.append(limit)
+                        await taken.enter_async_context(limit)
             except TimeoutError:
                 raise BusyError from None
             yield
-        finally:
-            for limit in taken:
-                limit.release()
