@@ -35,4 +35,4 @@ def print_export(results: Mapping[str, Any], folder: Path) -> None:
         )
     console = Console(width=WIDTH)
     console.print(table)
-    console.print(printable(str(folder)), markup=False, highlight=False, soft_wrap=True)
+    console.out(printable(str(folder)), highlight=False)

@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
@@ -75,14 +76,16 @@ def print_evaluation(results: Mapping[str, Any], console: Console | None = None)
     Beside an accuracy is its standard error, or the deviation over several draws of labels.
     """
     table = Table(box=box.MARKDOWN)
-    table.add_column(printable(f"{results['dataset']}, {results['backbone'] or 'encoder'}"))
+    # A user's folder gives the data set its name, in which brackets are no markup.
+    title = Text(printable(f"{results['dataset']}, {results['backbone'] or 'encoder'}"))
+    table.add_column(title)
     table.add_column("accuracy", justify="right")
     for row in _rows(results):
         table.add_row(*row)
     console = console or Console()
     console.print(table)
     spread = f"spread of the features: {results['feature_std']:.2f} (0: collapsed; at most about 1)"
-    console.print(spread, markup=False, highlight=False, soft_wrap=True)
+    console.out(spread, highlight=False)
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

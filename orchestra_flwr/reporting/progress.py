@@ -308,7 +308,7 @@ class LiveProgress(Progress):
     def message(self, text: str) -> None:
         """A line above the bars."""
         line = _now(self._timed) + printable(text)
-        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.out(line, highlight=False)
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:

@@ -102,7 +102,7 @@ def print_summary(
             console.print(MORE_IS_BETTER)
     if not _has_accuracies(summary):
         for line in _unscored(summary, folder):
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            console.out(printable(line), highlight=False)
     if summary.get("not_private"):
         console.print(Text(f"NOT PRIVATE: {summary['not_private']}", style="bold red"))
     for warning in summary.get("warnings") or ():
@@ -111,7 +111,7 @@ def print_summary(
     last = (*privacy_lines(summary), f"run folder: {folder}")
     for line in (_other_statistics(summary), _kept(summary), *clients, _cost(summary), *last):
         if line:
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            console.out(printable(line), highlight=False)
 
 
 def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]:

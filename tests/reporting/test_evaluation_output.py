@@ -69,3 +69,9 @@ def test_accuracies_are_a_table_and_their_spread_is_below_it():
     assert ["fine-tuned with 1 % of the labels", "30.0 ± 1.2 %"] in cells
     assert ["fine-tuned with 10 % of the labels", "40.0 %"] in cells
     assert lines[-1] == "spread of the features: 0.50 (0: collapsed; at most about 1)"
+
+
+def test_a_folder_of_any_name_is_printed_as_it_is_named():
+    output, name = StringIO(), "photos [old] 10:on:2"  # what rich takes for markup and an emoji
+    print_evaluation({**RESULTS, "dataset": name}, Console(file=output, width=80))
+    assert f"| {name}, target" in output.getvalue()

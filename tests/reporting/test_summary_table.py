@@ -30,7 +30,7 @@ def printed(terminal: bool, *what) -> str:
 
 
 def test_plain_summary():
-    folder = Path("outputs") / ("very-long-name" * 10) / "[red]2026-01-01"
+    folder = Path("outputs") / ("very-long-name" * 10) / "[red]2026:on:01"
     text = printed(False, SUMMARY, folder)
     assert text.isascii()
     assert "\x1b" not in text
