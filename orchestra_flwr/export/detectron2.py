@@ -7,7 +7,6 @@ has four tensors. Its own converter reads torchvision's ResNets only, and writes
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
@@ -50,8 +49,7 @@ def export_to_detectron2(config: ExportConfig) -> Path:
     encoder = encoder_of(config)
     depth = _depth(encoder)
     state = {n: t for n, t in encoder.backbone.state_dict().items() if not is_counter(n)}
-    names = detectron2_names(state)
-    tensors = {names[name]: tensor.cpu().contiguous() for name, tensor in state.items()}
+    tensors = {detectron2_name(n): tensor.cpu().contiguous() for n, tensor in state.items()}
     folder = config.exported
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
@@ -60,16 +58,12 @@ def export_to_detectron2(config: ExportConfig) -> Path:
     return folder
 
 
-def detectron2_names(names: Iterable[str]) -> dict[str, str]:
-    """Detectron2's name for each tensor of a ResNet's backbone; counters have none.
+def detectron2_name(name: str) -> str:
+    """Detectron2's name for a tensor of a ResNet's backbone; counters have none.
 
     Raises:
-        ValueError: a tensor has no place there.
+        ValueError: the tensor has no place there.
     """
-    return {name: _renamed(name) for name in names}
-
-
-def _renamed(name: str) -> str:
     for pattern, form in {**OURS, **TIMMS}.items():
         match = re.fullmatch(pattern, name)
         if match:
@@ -104,7 +98,7 @@ def _settings(encoder: Encoder, depth: int) -> str:
     spec = encoder.spec
     mean, deviation = mean_and_deviation(spec.normalise, spec.channels)
     width = spec.model.width if spec.model.name == "resnet18" else 64
-    stem = int(encoder.backbone.state_dict()[_first(encoder)].shape[-1])
+    stem = next(iter(encoder.backbone.state_dict().values())).shape[-1]
     return "\n".join(
         [
             f"# Weights: {WEIGHTS}, of a backbone with a first layer of {stem} x {stem}.",
@@ -122,7 +116,3 @@ def _settings(encoder: Encoder, depth: int) -> str:
             "",
         ]
     )
-
-
-def _first(encoder: Encoder) -> str:
-    return next(iter(encoder.backbone.state_dict()))

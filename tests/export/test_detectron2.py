@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import export_main
-from orchestra_flwr.export.detectron2 import detectron2_names
+from orchestra_flwr.export.detectron2 import detectron2_name
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 FROZEN = ("weight", "bias", "running_mean", "running_var")
@@ -98,7 +98,8 @@ def test_the_names_of_timms_resnets(name, blocks, convolutions, first_shortcut):
     timm = pytest.importorskip("timm", reason="needs the extra timm")
     with torch.device("meta"):
         state = timm.create_model(name, num_classes=0).state_dict()
-    names = detectron2_names(f"model.{n}" for n in state if not n.endswith("num_batches_tracked"))
+    ours = [f"model.{n}" for n in state if not n.endswith("num_batches_tracked")]
+    names = {name: detectron2_name(name) for name in ours}
     expected = set(names_of_a_resnet(blocks, convolutions, first_shortcut))
     assert set(names.values()) == expected and len(names) == len(expected)
 
@@ -132,7 +133,7 @@ def test_others_are_refused_in_one_line(make_run, capsys, name, options, says):
 
 def test_a_tensor_without_a_place_is_refused():
     with pytest.raises(ValueError, match=r"has no place for model\.layer1\.0\.se\.fc1\.weight"):
-        detectron2_names(["model.layer1.0.se.fc1.weight"])
+        detectron2_name("model.layer1.0.se.fc1.weight")
 
 
 def test_a_full_disk_is_one_line(make_run, capsys, monkeypatch):
