@@ -55,8 +55,8 @@ class FolderRecord:
             OSError: a file cannot be read.
         """
         files = {name: grown.entry() for name, grown in self._grown.items() if grown.path.is_file()}
-        paths = {name: self._folder / name for name in FIXED}
-        files |= {name: _entry(path.read_bytes()) for name, path in paths.items() if path.is_file()}
+        fixed = {name: _Growing(self._folder / name) for name in FIXED}
+        files |= {name: read.entry() for name, read in fixed.items() if read.path.is_file()}
         return json.dumps({"config": self._config, "files": files}, default=str)
 
 
@@ -113,7 +113,7 @@ class _Growing:
         self._digest = hashlib.sha256()
 
     def entry(self) -> dict[str, Any]:
-        """The record's entry, as of :func:`_entry`."""
+        """The record's entry for the file as it is now."""
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
             if about.st_ino != self._inode or about.st_size < self._bytes:  # it was replaced
@@ -124,12 +124,6 @@ class _Growing:
         self._bytes, self._lines = self._bytes + len(data), self._lines + data.count(b"\n")
         self._digest.update(data)
         return {"bytes": self._bytes, "lines": self._lines, "sha256": self._digest.hexdigest()}
-
-
-def _entry(data: bytes) -> dict[str, Any]:
-    """The record's entry for a file with this content."""
-    digest = hashlib.sha256(data).hexdigest()
-    return {"bytes": len(data), "lines": data.count(b"\n"), "sha256": digest}
 
 
 def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:
