@@ -51,7 +51,7 @@ def curves_figure(metrics: Metrics, name: str = "") -> Figure:
     """
     trained, has_free = _trained(metrics), _has_scores(metrics, "score")
     drawn: list[tuple[Callable[[Axes, Metrics], None], bool]] = [
-        *([(_draw_losses, False)] * _has_losses(metrics)),
+        *([(_draw_losses, False)] * any(_points(metrics, "loss", n) for n in _losses(metrics))),
         *([(_draw_scores, False)] * any(_has_scores(metrics, key) for key in ("knn", "map"))),
         *((partial(_draw_label_free, *names), zero) for names, zero in LABEL_FREE if has_free),
         *((partial(_draw_cost, cost), True) for cost in COSTS if _points(trained, cost[1])),
@@ -182,10 +182,6 @@ def _losses(metrics: Metrics) -> list[str]:
     return [*dict.fromkeys(name for record in metrics for name in record.get("loss") or {})]
 
 
-def _has_losses(metrics: Metrics) -> bool:
-    return any(_points(metrics, "loss", name) for name in _losses(metrics))
-
-
 def _draw_losses(panel: Axes, metrics: Metrics) -> None:
     panel.set_title("loss")
     parts = [name for name in _losses(metrics) if name != "total"]
@@ -199,7 +195,7 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
     panel.set_title(f"{'precision (mAP)' if precision else 'accuracy'} on the test images, %")
     untrained = [record for record in metrics if record["round"] == 0]
     trained = _trained(metrics)
-    saved, *others = dict.fromkeys(b for r in metrics for b in r.get("scores") or {}) or ["target"]
+    saved, *others = _backbones(metrics)
     kinds = (("knn", "kNN", KNN), ("linear", "linear probe", LINEAR), ("map", "mAP", COLOURS[2]))
     for backbone, alpha in ((saved, 1.0), *((other, 0.4) for other in others)):
         for key, name, colour in kinds:
@@ -213,7 +209,7 @@ def _draw_scores(panel: Axes, metrics: Metrics) -> None:
 def _draw_label_free(title: str, key: str, name: str, panel: Axes, metrics: Metrics) -> None:
     """Scores of the saved backbone on the server's and clients' images; dashed before training."""
     panel.set_title(f"{title}, without labels")
-    places = {"server": ("scores", _saved_backbone(metrics)), "clients": ("unsupervised",)}
+    places = {"server": ("scores", _backbones(metrics)[0]), "clients": ("unsupervised",)}
     untrained = [record for record in metrics if record["round"] == 0]
     for (whose, place), colour in zip(places.items(), COLOURS, strict=False):
         _line(panel, _points(_trained(metrics), *place, key), f"{name}, {whose}", colour)
@@ -221,8 +217,9 @@ def _draw_label_free(title: str, key: str, name: str, panel: Axes, metrics: Metr
             panel.axhline(value, color=colour, ls="--", lw=1)
 
 
-def _saved_backbone(metrics: Metrics) -> str:
-    return next((name for r in metrics for name in r.get("scores") or {}), "target")
+def _backbones(metrics: Metrics) -> list[str]:
+    """Those that have scores, the saved one first."""
+    return [*dict.fromkeys(name for r in metrics for name in r.get("scores") or {})] or ["target"]
 
 
 def _has_scores(metrics: Metrics, key: str) -> bool:
@@ -277,12 +274,13 @@ def _tidy(panel: Axes, metrics: Metrics, from_zero: bool) -> None:
     panel.set_xlim(-0.02 * last - 0.1, 1.02 * last + 0.1)
     if from_zero:
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
-    if labels := panel.get_legend_handles_labels()[1]:
-        _legend_above(panel, rows=1 if len(labels) <= 3 else 2, entries=len(labels))
+    if entries := len(panel.get_legend_handles_labels()[1]):
+        _legend_above(panel, entries)
 
 
-def _legend_above(panel: Axes, rows: int, entries: int) -> None:
+def _legend_above(panel: Axes, entries: int) -> None:
     """Puts the legend between title and axes, where it hides no point; fills it by columns."""
+    rows = 1 if entries <= 3 else 2
     title = panel.get_title(loc="left")
     panel.set_title(title, loc="left", color=INK, fontsize=11, pad=5 + 13 * rows)
     panel.legend(
