@@ -3,9 +3,10 @@
 import errno
 import glob
 import json
+import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,26 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: must hold a JSON object")
     return values
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replaces `path` by a JSON object with letters of all languages; NaN and infinity become null.
+
+    Raises:
+        OSError: names `path`; what was there before is still there.
+    """
+    text = json.dumps(finite(values), indent=2, ensure_ascii=False) + "\n"
+    # A byte of a file's name that is not UTF-8 becomes an escape of JSON.
+    write_atomically(path, text.encode(errors="backslashreplace"))
+
+
+def finite(value: Any) -> Any:
+    """A copy with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def at_home(path: str | Path) -> Path:

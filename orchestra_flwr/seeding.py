@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _TORCHS_OWN = threading.RLock()  # clients in threads take turns with torch's default generator
 
@@ -45,6 +46,13 @@ def seeded(seed: int) -> Iterator[None]:
 def numpy_generator(seed: int, purpose: str, *path: int | str) -> np.random.Generator:
     """A numpy generator for one purpose."""
     return np.random.default_rng(derive(seed, purpose, *path))
+
+
+def drawn(count: int, limit: int, seed: int, purpose: str) -> NDArray[np.int64]:
+    """The positions of all of `count` things, or of `limit` of them at random, ascending."""
+    if count <= limit:
+        return np.arange(count)
+    return np.sort(numpy_generator(seed, purpose).choice(count, limit, replace=False))
 
 
 @dataclass(frozen=True)

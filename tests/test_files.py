@@ -1,6 +1,7 @@
 """Files are replaced as a whole or not at all: on a full disk, and by a process that is killed."""
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from orchestra_flwr.files import (
     read_whole_lines,
     replacing,
     write_atomically,
+    write_json,
     write_new,
 )
 
@@ -233,6 +235,13 @@ def test_json_of_a_stranger_is_bounded(tmp_path, content, reason):
     with pytest.raises(ValueError) as error:
         read_json(file, 99 if b"x" in content else 10**6)
     assert str(error.value).startswith(f"{file}: {reason}")
+
+
+def test_json_has_letters_of_all_languages_and_any_name_of_a_file(path):
+    odd = os.fsdecode(b"\xff.zip")
+    write_json(path, {"name": "Straße", "file": odd, "loss": float("nan"), "all": (1, math.inf)})
+    assert "Straße" in path.read_text("utf-8") and "NaN" not in path.read_text("utf-8")
+    assert read_json(path) == {"name": "Straße", "file": odd, "loss": None, "all": [1, None]}
 
 
 def test_no_more_of_a_json_file_is_read_than_its_limit(tmp_path):

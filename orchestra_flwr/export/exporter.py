@@ -1,6 +1,5 @@
 """Exports a saved encoder, checks the files against torch, and measures them."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from orchestra_flwr.export.programs import (
     torch_file,
 )
 from orchestra_flwr.extras import require
-from orchestra_flwr.files import read_json, write_atomically
+from orchestra_flwr.files import read_json, write_atomically, write_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.training import torch_threads
@@ -86,8 +85,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
         "images": _counts(dataset),
         "files": files,
     }
-    text = json.dumps(results, indent=2) + "\n"
-    write_atomically(config.exported / DESCRIPTION, text.encode())
+    write_json(config.exported / DESCRIPTION, results)
     return results
 
 

@@ -1,12 +1,11 @@
 """A network of timm as timm itself reads it: a folder for `timm.create_model("local-dir:...")`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.export_config import ExportConfig
-from orchestra_flwr.files import replacing, write_atomically
+from orchestra_flwr.files import replacing, write_json
 from orchestra_flwr.models import Encoder, encoder_of
 from orchestra_flwr.models.backbones.timm import creation_options
 from orchestra_flwr.models.normalisation import mean_and_deviation
@@ -33,8 +32,7 @@ def export_to_timm(config: ExportConfig) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
         save_plain(temporary, tensors, {"format": "pt"})
-    text = json.dumps(_settings(encoder), indent=2) + "\n"
-    write_atomically(folder / SETTINGS, text.encode())
+    write_json(folder / SETTINGS, _settings(encoder))
     return folder
 
 

@@ -1,6 +1,5 @@
 """The results of evaluating a saved encoder, as a file and as a table."""
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,8 @@ from rich.text import Text
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
-from orchestra_flwr.files import write_atomically
+from orchestra_flwr.files import write_json
 from orchestra_flwr.reporting.environment import environment
-from orchestra_flwr.reporting.run_folder import finite
 
 NAMES = {
     "knn": "kNN",
@@ -65,8 +63,7 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
     """
     path = folder / f"{name or results['dataset']}.json"
     path.parent.mkdir(exist_ok=True)
-    stored = finite({**results, "versions": environment()})
-    write_atomically(path, (json.dumps(stored, indent=2, allow_nan=False) + "\n").encode())
+    write_json(path, {**results, "versions": environment()})
     return path
 
 

@@ -30,7 +30,7 @@ from orchestra_flwr.console.json_lines import json_line
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import duration, percent
-from orchestra_flwr.reporting.run_folder import finite
+from orchestra_flwr.files import finite
 from orchestra_flwr.reporting.summary_table import print_summary
 
 PLAIN_INTERVAL = 30  # seconds between lines within a round

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import json
-import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from orchestra_flwr.config import KEPT_ROUNDS, Config, ConfigError, config_to_yaml, read_config_file
-from orchestra_flwr.files import append_durably, write_atomically
+from orchestra_flwr.files import append_durably, finite, write_atomically
 from orchestra_flwr.folder_lock import LOCK, FolderInUseError, locked
 from orchestra_flwr.reporting.folder_record import check_folder
 from orchestra_flwr.reporting.kept_checkpoints import (
@@ -362,12 +361,3 @@ def _unused_folder(path: Path) -> Path:
 
 def _to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
     return json.dumps(finite(value), indent=indent, allow_nan=False)
-
-
-def finite(value: Any) -> Any:
-    """A copy with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

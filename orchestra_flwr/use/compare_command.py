@@ -1,11 +1,9 @@
 """`orchestra-compare`: whether training helped, on images of one's own."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich import box
 from rich.console import Console
@@ -19,7 +17,7 @@ from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import label_free_scores
-from orchestra_flwr.files import at_home, read_json, write_atomically
+from orchestra_flwr.files import at_home, read_json, write_json
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import (
     Backbone,
@@ -32,7 +30,7 @@ from orchestra_flwr.models import (
 from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.reporting import check_place
-from orchestra_flwr.seeding import numpy_generator, torch_generator
+from orchestra_flwr.seeding import drawn, torch_generator
 from orchestra_flwr.training import (
     begins_trained,
     resolve_device,
@@ -79,8 +77,7 @@ def run_compare(config: CompareConfig) -> None:
         folder = config.results
         folder.mkdir(parents=True, exist_ok=True)
         stored = {"before": config.before, "after": config.after, **comparison.as_json()}
-        text = json.dumps(stored, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(folder / "comparison.json", text.encode())
+        write_json(folder / "comparison.json", stored)
         if config.queries:
             write_neighbours_page(
                 folder / "comparison.html",
@@ -161,10 +158,8 @@ def _images(
 ) -> tuple[list[str], Tensor]:
     """Names and (n, 3, size, size) pixels of the compared images: labelled ones, or all."""
     names = [f.name for f in files if labels is None or printable(f.name) in labels]
-    if is_drawn := len(names) > config.limit:
-        draw = numpy_generator(config.seed, "compare")
-        chosen = np.sort(draw.choice(len(names), config.limit, replace=False))
-        names = [names[position] for position in chosen]
+    is_drawn = len(names) > config.limit
+    names = [names[p] for p in drawn(len(names), config.limit, config.seed, "compare")]
     decoded = decode_files(names, archive.read, size)
     names = [names[position] for position in decoded.good]
     if len(names) < MIN_IMAGES:

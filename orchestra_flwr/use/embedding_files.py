@@ -1,7 +1,7 @@
 """Embeddings on disk: one file in a format that other tools read, and its description as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.files import read_json, replacing, write_atomically
+from orchestra_flwr.files import read_json, replacing, write_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.use.use_config import Format
@@ -87,7 +87,7 @@ def write_embeddings(
         "unread": embeddings.unread,
     }
     earlier = _earlier(folder, key)
-    _describe(folder, described)
+    write_json(folder / DESCRIPTION, described)
     if earlier not in (None, path):
         earlier.unlink(missing_ok=True)
     return path
@@ -95,11 +95,10 @@ def write_embeddings(
 
 def _earlier(folder: Path, key: str) -> Path | None:
     """The file that is described so far, if it is of another encoder or other images."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        described = read_json(folder / DESCRIPTION)
-        names = {f"embeddings.{format}" for format in WRITERS}
-        if described["key"] != key and described["file"] in names:
-            return folder / str(described["file"])
+    described = _described(folder)
+    names = [f"embeddings.{format}" for format in WRITERS]
+    if described.get("key") not in (None, key) and described.get("file") in names:
+        return folder / str(described["file"])
     return None
 
 
@@ -109,12 +108,8 @@ def add_near_duplicates(folder: Path, groups: Sequence[Sequence[str]]) -> None:
     Raises:
         OSError: names the file, which is unchanged.
     """
-    _describe(folder, {**read_json(folder / DESCRIPTION), "near_duplicates": groups})
-
-
-def _describe(folder: Path, described: Mapping[str, Any]) -> None:
-    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(folder / DESCRIPTION, text.encode())
+    description = folder / DESCRIPTION
+    write_json(description, {**read_json(description), "near_duplicates": groups})
 
 
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
@@ -138,10 +133,15 @@ def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | N
 
 def embedded_before(folder: Path) -> str | None:
     """The path of the images whose embeddings a folder holds; None without any."""
-    try:
-        return str(read_json(folder / DESCRIPTION)["images"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    images = _described(folder).get("images")
+    return None if images is None else str(images)
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """The description; empty where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return read_json(folder / DESCRIPTION)
+    return {}
 
 
 def _write_safetensors(path: Path, embeddings: Embeddings) -> None:

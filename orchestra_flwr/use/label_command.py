@@ -11,7 +11,7 @@ from torch import Tensor
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
 from orchestra_flwr.data.image_files.file_table import table_text
-from orchestra_flwr.files import at_home, replacing, write_atomically
+from orchestra_flwr.files import at_home, replacing, write_atomically, write_json
 from orchestra_flwr.models import encoder_of
 from orchestra_flwr.tensor_files import save_plain
 from orchestra_flwr.training import resolve_device
@@ -142,8 +142,7 @@ def _write(
         "cross_validation": asdict(estimate),
         "predicted": len(rest.paths),
     }
-    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(folder / "labelling.json", text.encode())
+    write_json(folder / "labelling.json", described)
     _print(classifier, estimate, predictions, len(rest.paths))
 
 

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.seeding import numpy_generator
+from orchestra_flwr.seeding import drawn
 from orchestra_flwr.use.encoder_comparison import Comparison
 from orchestra_flwr.use.similar import Neighbours
 from orchestra_flwr.use.thumbnails import COLUMNS, SHEET, Thumbnails, make_thumbnails
@@ -54,8 +52,7 @@ def write_neighbours_page(
     Raises:
         OSError: the page cannot be written.
     """
-    draw = numpy_generator(seed, "neighbours")
-    chosen = np.sort(draw.choice(len(names), min(queries, len(names)), replace=False)).tolist()
+    chosen = drawn(len(names), queries, seed, "neighbours").tolist()
     sides = comparison.neighbours
     shown = {p: None for query in chosen for p in [query, *_nearest(sides, query)]}
     places = {position: place for place, position in enumerate(shown)}

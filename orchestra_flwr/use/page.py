@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestra_flwr.files import write_atomically
-from orchestra_flwr.seeding import numpy_generator
+from orchestra_flwr.seeding import drawn
 from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.image_map import Clusters, cluster_images, place_images
 from orchestra_flwr.use.similar import (
@@ -52,7 +51,7 @@ def write_page(
         OSError: a file cannot be written.
     """
     embeddings = embedded.embeddings
-    chosen = _chosen(len(embeddings.paths), config.limit, config.seed)
+    chosen = drawn(len(embeddings.paths), config.limit, config.seed, "page")
     paths = [embeddings.paths[position] for position in chosen]
     vectors = embeddings.vectors[chosen]
     names = [embedded.names[path] for path in paths]
@@ -95,14 +94,6 @@ def render(data: dict[str, Any]) -> str:
     for place, content in parts.items():
         page = page.replace(place, content, 1)
     return page
-
-
-def _chosen(count: int, limit: int, seed: int) -> NDArray[np.int64]:
-    """The positions of all images, or of as many as the limit allows, ascending."""
-    if count <= limit:
-        return np.arange(count)
-    drawn = numpy_generator(seed, "page").choice(count, limit, replace=False)
-    return np.sort(drawn)
 
 
 def _sheets_beside(page: Path) -> set[str]:

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 
 from orchestra_flwr.deployment.addresses import WatchConfig
 from orchestra_flwr.deployment.watch.figures import exposed
-from orchestra_flwr.reporting.run_folder import finite
+from orchestra_flwr.files import finite
 
 PAGE = Path(__file__).with_name("page.html")
 

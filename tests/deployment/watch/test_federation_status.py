@@ -12,8 +12,8 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch import finished_rounds
 from orchestra_flwr.deployment.watch.federation_status import STATES, FederationStatus, IdleStatus
 from orchestra_flwr.deployment.watch.figures import MAX_DETAILS
+from orchestra_flwr.files import finite
 from orchestra_flwr.reporting import RoundOutcome, RunFolder
-from orchestra_flwr.reporting.run_folder import finite
 
 
 def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
