@@ -45,19 +45,14 @@ def card(facts: CardFacts, repository: str = "", license: str = "") -> str:
     name = repository.rpartition("/")[2] or str(facts.config.get("name") or "encoder")
     front = yaml.safe_dump(_front_matter(name, facts, license), sort_keys=False)
     sections = {
-        name: _introduction(facts),
         "Use": _loading(facts, repository),
         "Method": _method(facts),
         "Data": _data(facts),
         "Accuracy": _accuracy(facts),
         "Privacy": _privacy(facts),
     }
-    titles = ["# " if position == 0 else "## " for position in range(len(sections))]
-    text = "\n\n".join(
-        f"{mark}{title}\n\n{body.strip()}"
-        for mark, (title, body) in zip(titles, sections.items(), strict=True)
-    )
-    return printable_lines(f"---\n{front}---\n\n{text}\n")
+    text = "".join(f"\n\n## {title}\n\n{body.strip()}" for title, body in sections.items())
+    return printable_lines(f"---\n{front}---\n\n# {name}\n\n{_introduction(facts)}{text}\n")
 
 
 def _front_matter(name: str, facts: CardFacts, license: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
 from orchestra_flwr.models import load_encoder, save_encoder
 
+SECTIONS = ("Use", "Method", "Data", "Accuracy", "Privacy")
 SUMMARY = {
     "knn": 0.368,
     "linear": 0.495,
@@ -51,6 +52,12 @@ def test_the_front_matter_is_what_the_hub_shows(finished):
     assert [m["value"] for m in model["results"][0]["metrics"]] == [36.8, 49.5]
     assert body.lstrip().startswith("# digits\n")
     assert 'load_encoder(snapshot_download("me/digits"))' in body
+
+
+def test_a_run_with_the_name_of_a_section_loses_none(finished):
+    lines = card(CardFacts.of(finished / "encoder.safetensors"), "me/Data").splitlines()
+    titles = [line for line in lines if line.startswith("#")]
+    assert titles == ["# Data", *(f"## {title}" for title in SECTIONS)]
 
 
 def test_the_hubs_own_library_reads_it(finished):
