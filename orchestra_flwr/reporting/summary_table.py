@@ -22,14 +22,13 @@ from orchestra_flwr.console.text import (
     size,
 )
 
-SCORES = (("kNN", "knn"), ("linear probe", "linear"))
-SEVERAL_LABELS = (("mAP", "map"),)  # in place of SCORES where images have several labels
-ASKED_FOR = (  # shown where present
-    ("linear probe, 10 % of the labels", "linear_10"),
-    ("linear probe, 1 % of the labels", "linear_1"),
-    ("linear probe, clients' labels", "linear_labelled"),
-    ("classifier itself", "accuracy"),
-)
+ASKED_FOR = {  # of a summary, by key; shown where present
+    "linear_10": "linear probe, 10 % of the labels",
+    "linear_1": "linear probe, 1 % of the labels",
+    "linear_labelled": "linear probe, clients' labels",
+    "accuracy": "classifier itself",
+}
+TITLES = ACCURACIES | ASKED_FOR
 LABEL_FREE = (  # names, short enough for a terminal, and their keys in a summary
     ("effective rank", ("effective_rank",)),
     (SCORE, ("score",)),
@@ -59,14 +58,14 @@ def scores_table(untrained: Mapping[str, Any], trained: Mapping[str, Any]) -> Ta
         table.add_column(column, justify="right")
     saved = trained.get("backbone", "target")
     others = [n for n, value in trained.items() if n != "untrained" and _is_scores(value)]
-    measured = [pair for pair in ASKED_FOR if trained.get(pair[1]) is not None]
-    standard = SCORES if trained.get("map") is None else SEVERAL_LABELS
-    for score, key in (*standard, *measured) if _has_accuracies(trained) else ():
+    standard = ("knn", "linear") if trained.get("map") is None else ("map",)  # several labels
+    measured = [key for key in ASKED_FOR if trained.get(key) is not None]
+    for key in (*standard, *measured) if _has_accuracies(trained) else ():
         for name, keys in ((saved, (key,)), *((other, (other, key)) for other in others)):
             pair = [(lookup(of, *keys), _error(of, *keys)) for of in (untrained, trained)]
             cells: list[str | Text] = [_cell(*of) for of in pair]
             cells.append(_gain(pair[0][0], pair[1][0]))
-            table.add_row(f"{score}, {name}", *cells[: len(columns)])
+            table.add_row(f"{TITLES[key]}, {name}", *cells[: len(columns)])
     for title, keys in LABEL_FREE if _is_label_free(trained) else ():
         before, after = lookup(untrained, *keys), lookup(trained, *keys)
         if after is not None:
@@ -141,11 +140,11 @@ def _other_statistics(summary: Mapping[str, Any]) -> str:
     untrained = summary.get("untrained") or {}
     for kind, title in STATISTICS.items():
         others = untrained.get(kind) or {}
-        pairs = [(name, untrained.get(key), others.get(key)) for name, key in SCORES]
-        measured = [(name, a, b) for name, a, b in pairs if a is not None and b is not None]
+        scores = [(TITLES[k], untrained.get(k), others.get(k)) for k in ("knn", "linear")]
+        measured = [(name, a, b) for name, a, b in scores if a is not None and b is not None]
         if any(abs(a - b) >= MUCH for _, a, b in measured):
-            scores = ", ".join(f"{name} {percent(b)}" for name, _, b in measured)
-            return f"before training, with {title}: {scores}"
+            shown = ", ".join(f"{name} {percent(b)}" for name, _, b in measured)
+            return f"before training, with {title}: {shown}"
     return ""
 
 
@@ -170,9 +169,8 @@ def _kept(summary: Mapping[str, Any]) -> str:
 
 def _own_classes(summary: Mapping[str, Any]) -> str:
     """Each client's own model on the client's own classes."""
-    titles = {key: title for title, key in (*SCORES, *ASKED_FOR)}
     parts = [
-        f"{titles.get(name, name)} {percent(spread['mean'])}, "
+        f"{TITLES.get(name, name)} {percent(spread['mean'])}, "
         f"{_worst(spread)} {percent(spread['worst_tenth'])}{_deviation(spread)}"
         for name, spread in (summary.get("clients_own") or {}).items()
     ]
@@ -204,8 +202,7 @@ def _has_accuracies(summary: Mapping[str, Any]) -> bool:
 
 def _is_scores(value: Any) -> bool:
     """Whether these are a backbone's scores; those of clients' own models are not numbers."""
-    keys = [key for _, key in SCORES + SEVERAL_LABELS]
-    scores = [value.get(key) for key in keys] if isinstance(value, Mapping) else []
+    scores = [value.get(key) for key in ACCURACIES] if isinstance(value, Mapping) else []
     return any(isinstance(score, float) for score in scores)
 
 
