@@ -37,13 +37,10 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
 
 def _images(config: Config) -> str:
     """The sizes of images and views."""
-    views = config.data.view_size
+    line, views = _image_size(config), config.data.view_size
     if views == config.data.image_size:
-        return _image_size(config)
-    return (
-        f"{_image_size(config)}; trained on views of {views} x {views} pixels "
-        "(data.augmentation.view_size)"
-    )
+        return line
+    return f"{line}; trained on views of {views} x {views} pixels (data.augmentation.view_size)"
 
 
 def _image_size(config: Config) -> str:

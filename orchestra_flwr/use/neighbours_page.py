@@ -1,6 +1,6 @@
 """`comparison.html`: nearest neighbours of some images by two encoders, side by side."""
 
-import base64
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -9,7 +9,6 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.files import write_atomically
 from orchestra_flwr.seeding import drawn
 from orchestra_flwr.use.encoder_comparison import Comparison
-from orchestra_flwr.use.similar import Neighbours
 from orchestra_flwr.use.thumbnails import COLUMNS, SHEET, Thumbnails, make_thumbnails
 
 SHOWN = 6  # neighbours of an image on each side
@@ -53,8 +52,11 @@ def write_neighbours_page(
         OSError: the page cannot be written.
     """
     chosen = drawn(len(names), queries, seed, "neighbours").tolist()
-    sides = comparison.neighbours
-    shown = {p: None for query in chosen for p in [query, *_nearest(sides, query)]}
+    rows = [
+        [[query], *(side.indices[query, :SHOWN].tolist() for side in comparison.neighbours)]
+        for query in chosen
+    ]
+    shown = dict.fromkeys(p for row in rows for positions in row for p in positions)
     places = {position: place for place, position in enumerate(shown)}
     pictures = make_thumbnails([names[position] for position in shown], read, budget=True)
 
@@ -64,10 +66,9 @@ def write_neighbours_page(
         title = f"{printable(names[position])} {label}".strip()
         return _picture(pictures, places[position], title, other)
 
-    rows = "".join(_row(query, sides, picture) for query in chosen)
     frame = "" if labels is None else " A frame: another class than the image's."
     style = STYLE + "".join(
-        f".s{number}{{background-image:url(data:image/webp;base64,{_text(sheet)})}}"
+        f".s{number}{{background-image:url(data:image/webp;base64,{b64encode(sheet).decode()})}}"
         for number, sheet in enumerate(pictures.sheets)
     )
     page = (
@@ -76,29 +77,20 @@ def write_neighbours_page(
         f"<title>Before and after</title><style>{style}</style>"
         f"<h1>Nearest neighbours before and after training</h1><p>{escape(comparison.verdict)}</p>"
         f'<p class="quiet">{len(chosen)} of {len(names):,} images, drawn at random.{frame}</p>'
-        f"<main>{rows}</main></html>\n"
+        f"<main>{''.join(_row(row, picture) for row in rows)}</main></html>\n"
     )
     write_atomically(path, page.encode())
 
 
-def _nearest(sides: tuple[Neighbours, Neighbours], query: int) -> list[int]:
-    return [p for side in sides for p in side.indices[query, :SHOWN].tolist()]
-
-
-def _row(
-    query: int, sides: tuple[Neighbours, Neighbours], picture: Callable[[int, int], str]
-) -> str:
-    figures = [("image", [query])] + [
-        (title, side.indices[query, :SHOWN].tolist())
-        for title, side in zip(("before", "after"), sides, strict=True)
-    ]
-    return "<article>{}</article>".format(
-        "".join(
-            f'<figure><div class="row">{"".join(picture(p, query) for p in positions)}</div>'
-            f"<figcaption>{title}</figcaption></figure>"
-            for title, positions in figures
-        )
+def _row(row: list[list[int]], picture: Callable[[int, int], str]) -> str:
+    """An image, alone in a list, and its neighbours before and after."""
+    query = row[0][0]
+    figures = "".join(
+        f'<figure><div class="row">{"".join(picture(p, query) for p in positions)}</div>'
+        f"<figcaption>{title}</figcaption></figure>"
+        for title, positions in zip(("image", "before", "after"), row, strict=True)
     )
+    return f"<article>{figures}</article>"
 
 
 def _picture(pictures: Thumbnails, place: int, title: str, frame: str) -> str:
@@ -112,7 +104,3 @@ def _picture(pictures: Thumbnails, place: int, title: str, frame: str) -> str:
         f"{COLUMNS * scaled}px auto;background-position:-{column * scaled + 1}px "
         f'-{row * scaled + 1}px"></span>'
     )
-
-
-def _text(sheet: bytes) -> str:
-    return base64.b64encode(sheet).decode()
