@@ -227,14 +227,15 @@ def _print_line(line: str) -> None:
 
 
 def _serve(config: ServerConfig) -> int:
-    from orchestra_flwr.deployment.processes.server_process import check, serve
+    from orchestra_flwr.deployment.processes.server_process import check_run, check_server, serve
     from orchestra_flwr.reporting import Progress, RunFolder
 
     if config.queue is not None:
         return _serve_queue(config)
     RunFolder.check(config)
     with _phase(config, "reading the images"):
-        check(config)
+        check_server(config)
+        check_run(config)
 
     def run(folder: RunFolder, progress: Progress) -> dict[str, Any]:
         return serve(config, folder, progress)

@@ -18,7 +18,8 @@ def served(tmp_path, monkeypatch, capsys):
     """Runs the server's command with a federation that is none; its code and lines."""
 
     def call(work, *arguments):
-        monkeypatch.setattr(server_process, "check", lambda config: None)
+        monkeypatch.setattr(server_process, "check_server", lambda config: None)
+        monkeypatch.setattr(server_process, "check_run", lambda config: None)
         monkeypatch.setattr(server_process, "serve", lambda config, folder, show: work(show))
         code = cli.server_main([f"run_dir={tmp_path / 'run'}", *arguments])
         captured = capsys.readouterr()

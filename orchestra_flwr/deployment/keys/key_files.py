@@ -64,8 +64,6 @@ def warn_if_open(path: Path) -> None:
 
     A group may read a key that belongs to another user: so Kubernetes and systemd hand them out.
     """
-    if os.name != "posix":
-        return
     status = path.stat()
     open_to = 0o077 if status.st_uid == os.geteuid() else 0o007
     if status.st_mode & open_to:

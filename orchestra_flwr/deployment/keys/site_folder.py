@@ -34,8 +34,8 @@ def site_files(
         images, wheel, zipped: as of the command.
 
     Raises:
-        ConfigError: the name is not valid, images is not one line, or the wheel cannot be read.
-        FileExistsError: the site is there already; names it.
+        ConfigError: the name is not valid, the site is there already, images is not one line, or
+            the wheel cannot be read.
     """
     check_name(name)
     if not images.isprintable():

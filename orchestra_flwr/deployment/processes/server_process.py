@@ -97,12 +97,6 @@ def serve(
         return summary
 
 
-def check(config: ServerConfig) -> None:
-    """Runs both checks, before anything is written; raises what they raise."""
-    check_server(config)
-    check_run(config)
-
-
 def check_server(config: ServerConfig) -> None:
     """Checks address, keys and temporary folder.
 
