@@ -1,10 +1,8 @@
 """The configuration of a real client."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -127,14 +125,14 @@ class ClientConfig(WithPlugins, Composed):
         return f"{base}/orchestra_flwr"
 
     @model_validator(mode="after")
-    def _names_server_and_images(self) -> ClientConfig:
+    def _names_server_and_images(self) -> Self:
         host_of(self.server or "")
         if not self.data.root:
             raise ValueError("data.root must name a folder or a zip of this client's images")
         return self
 
     @model_validator(mode="after")
-    def _bounds_cover_what_is_sent(self) -> ClientConfig:
+    def _bounds_cover_what_is_sent(self) -> Self:
         for key in ("epsilon", "total_epsilon"):
             if self.share.personal_accuracy and getattr(self.privacy, key) is not None:
                 raise ValueError(

@@ -1,8 +1,7 @@
 """The configuration of a server of real clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -47,7 +46,7 @@ class ServerConfig(Config):
     share: ServerShareConfig = ServerShareConfig()
 
     @model_validator(mode="after")
-    def _clients_are_not_counted_ahead(self) -> ServerConfig:
+    def _clients_are_not_counted_ahead(self) -> Self:
         clients, least = self.federation.clients, self.federation.min_clients
         # A resumed run keeps the number that it began with, on which shapes may depend.
         if least is None or (clients != least and self.resume is None):
@@ -58,7 +57,7 @@ class ServerConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _runs_come_from_one_place(self) -> ServerConfig:
+    def _runs_come_from_one_place(self) -> Self:
         if self.queue is not None and self.resume is not None:
             raise ValueError(
                 f"resume={self.resume}: must be null with queue=, which goes on by itself"
@@ -66,7 +65,7 @@ class ServerConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _real_clients_can_take_part(self) -> ServerConfig:
+    def _real_clients_can_take_part(self) -> Self:
         from orchestra_flwr.methods import release_of  # imports torch
 
         release = release_of(self)

@@ -1,7 +1,5 @@
 """The progress of a run: a live display on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -64,7 +62,7 @@ def make_progress(
     *,
     timed: bool = False,
     format: LogFormat = "text",
-) -> Progress:
+) -> "Progress":
     """The display for `logging.progress` and `logging.format`.
 
     Args:

@@ -1,7 +1,5 @@
 """What a run left behind, for Python: metrics, pictures, the encoder."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,7 +101,7 @@ class Result:
             for record in self._records()
         ]
 
-    def frame(self) -> DataFrame:
+    def frame(self) -> "DataFrame":
         """The metrics as a pandas data frame: a row for each round, and a column for each number.
 
         Columns of nested values are named like `loss.total` and `scores.target.knn`.
@@ -134,11 +132,11 @@ class Result:
         """
         return load_encoder(self.folder)
 
-    def plot_curves(self) -> Figure:
+    def plot_curves(self) -> "Figure":
         """Loss, accuracy, traffic and time over the rounds; a notebook shows it."""
         return curves_figure(self._records(), self.name)
 
-    def plot_partition(self) -> Figure:
+    def plot_partition(self) -> "Figure":
         """How many images of each class each client holds; a notebook shows it.
 
         Raises:

@@ -6,8 +6,6 @@ answer at once that there is none: it asks the SuperLink again when a message wa
 it asks less often, so that these requests are not what keeps the SuperLink busy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -73,7 +71,7 @@ class Waiting:
     @contextlib.contextmanager
     def waiter(
         self, node: int, receive: Callable[[], Awaitable[Message]], seconds: float, key: bytes = b""
-    ) -> Iterator[Waiter]:
+    ) -> Iterator["Waiter"]:
         """Lets a request of this node wait; an earlier one of the same node ends.
 
         A client that was cut off comes back while its old request still waits, which must not take

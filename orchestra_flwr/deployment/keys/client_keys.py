@@ -4,13 +4,12 @@ A client proves itself to Flower's SuperLink by an ECDSA key pair in OpenSSH's f
 the comment of its public key; at the server it is the name of the file ``clients/NAME.pub``.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,7 +53,7 @@ class PublicKey:
     comment: str
 
     @classmethod
-    def parse(cls, data: bytes, source: str) -> PublicKey:
+    def parse(cls, data: bytes, source: str) -> Self:
         """Reads OpenSSH's one-line format; `source` is what an error calls it.
 
         Raises:

@@ -6,8 +6,6 @@ server, against which it guards. Without it a client can only trust that the ser
 protocol.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

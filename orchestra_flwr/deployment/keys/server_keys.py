@@ -4,12 +4,11 @@ A folder holds ``ca.crt`` (what clients trust), ``ca.key`` (signs server certifi
 nothing else), ``server.crt`` and ``server.key`` (used by the gate and by Flower's SuperLink).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -49,7 +48,7 @@ class ServerFiles:
     dated: tuple[Dated, ...] = field(default=(), compare=False)  # what was read, once checked
 
     @classmethod
-    def of(cls, folder: Path) -> ServerFiles:
+    def of(cls, folder: Path) -> Self:
         """The files' paths, whether they exist or not."""
         return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
 

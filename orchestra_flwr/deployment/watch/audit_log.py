@@ -5,8 +5,6 @@ removed or moved unnoticed by somebody who cannot write the whole rest anew. Who
 by the last digest, if that was recorded elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -75,7 +73,7 @@ class AuditLog:
                 self._report(f"warning: the audit log misses an event, {event}: {error}")
 
     @contextmanager
-    def of_run(self, config: ServerConfig, folder: RunFolder) -> Iterator[Self]:
+    def of_run(self, config: "ServerConfig", folder: "RunFolder") -> Iterator[Self]:
         """Notes that a run begins or goes on, what comes of it (its encoders), and how it ended."""
         begun = "resumed" if config.resume else "began"
         digest = file_sha256(folder.path / "config.yaml")

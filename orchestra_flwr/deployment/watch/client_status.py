@@ -1,7 +1,5 @@
 """How a client is doing."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

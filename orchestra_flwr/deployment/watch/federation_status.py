@@ -1,7 +1,5 @@
 """How a server is doing, in a run and between those of its queue."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping

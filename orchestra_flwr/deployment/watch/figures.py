@@ -1,7 +1,5 @@
 """The figures of `/metrics`, in the text format of Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice

@@ -1,7 +1,5 @@
 """What `metrics.jsonl` says of the rounds so far, for those who only look."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """The audit log of a queue: which runs were submitted, begun or cancelled, and how they ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

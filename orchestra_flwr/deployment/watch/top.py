@@ -1,11 +1,9 @@
 """`orchestra-top`: how a server or client is doing, on a terminal; the check of an audit log."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 from urllib.request import ProxyHandler, build_opener
 
 from pydantic import Field, model_validator
@@ -36,7 +34,7 @@ class TopConfig(Composed):
     audit: OptionalPathText
 
     @model_validator(mode="after")
-    def _has_one_thing_to_do(self) -> TopConfig:
+    def _has_one_thing_to_do(self) -> Self:
         if bool(self.server) == bool(self.audit):
             raise ValueError(
                 f"server={self.server} audit={self.audit}: one of them must be given, HOST:PORT of "

@@ -1,7 +1,5 @@
 """What a watched process shows, at `/`, `/status` and `/metrics`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A small HTTP server that shows a few things and takes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging
