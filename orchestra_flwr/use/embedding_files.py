@@ -75,6 +75,7 @@ def write_embeddings(
     with replacing(path) as temporary:
         WRITERS[format](temporary, embeddings)
         digest = file_sha256(temporary)
+    earlier = _described(folder)
     described = {
         "file": path.name,
         "images": images,
@@ -86,20 +87,11 @@ def write_embeddings(
         "sha256": digest,
         "unread": embeddings.unread,
     }
-    earlier = _earlier(folder, key)
     write_json(folder / DESCRIPTION, described)
-    if earlier not in (None, path):
-        earlier.unlink(missing_ok=True)
+    others = [f"embeddings.{other}" for other in WRITERS if other != format]
+    if earlier.get("key") not in (None, key) and earlier.get("file") in others:
+        (folder / earlier["file"]).unlink(missing_ok=True)
     return path
-
-
-def _earlier(folder: Path, key: str) -> Path | None:
-    """The file that is described so far, if it is of another encoder or other images."""
-    described = _described(folder)
-    names = [f"embeddings.{format}" for format in WRITERS]
-    if described.get("key") not in (None, key) and described.get("file") in names:
-        return folder / str(described["file"])
-    return None
 
 
 def add_near_duplicates(folder: Path, groups: Sequence[Sequence[str]]) -> None:
