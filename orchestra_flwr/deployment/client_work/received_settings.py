@@ -1,7 +1,5 @@
 """What a client takes from a server's configuration, and what it refuses."""
 
-from collections.abc import Sequence
-
 from flwr.app import ConfigRecord
 
 from orchestra_flwr import __version__
@@ -101,7 +99,14 @@ class ReceivedSettings:
                 f"data.image_size={wanted}: start it with data.image_size={size}, or without it",
                 Failure.SETTINGS_REFUSED,
             )
-        self._check_plugins(config.plugins)
+        for package in config.plugins:
+            # The server may have the new files, which a client that is started again takes as well.
+            if has_changed(package):
+                raise RefusalError(
+                    f"plugins=[{package}]: its files have changed since this client imported "
+                    "them: start the client again",
+                    Failure.OTHER_VERSION,
+                )
         learner = build_learner(config, config.data.channels)
         schema = Schemas.of(learner, config).fingerprint
         if schema != server_schema:
@@ -113,16 +118,3 @@ class ReceivedSettings:
                 f"install {versions} on both",
                 Failure.OTHER_VERSION,
             )
-
-    def _check_plugins(self, packages: Sequence[str]) -> None:
-        """Refuses packages whose files have changed since this process imported them.
-
-        The server may have the new ones, which a client that is started again takes as well.
-        """
-        for package in packages:
-            if has_changed(package):
-                raise RefusalError(
-                    f"plugins=[{package}]: its files have changed since this client imported "
-                    "them: start the client again",
-                    Failure.OTHER_VERSION,
-                )

@@ -168,18 +168,14 @@ class Forwarder:
         if answered is None:
             return None
         response, content = answered
+        last = self._deliveries.get(call.key)
         if _accepted(response) and content:
             self._deliveries.pop(call.key, None)
             self._deliveries[call.key] = Delivery(body, response, content)
             self._forget_oldest(self._deliveries)
-        elif _is_empty(response) and self._is_undelivered(call, body):
-            last = self._deliveries[call.key]
+        elif _is_empty(response) and last and not last.received and last.request == body:
             response, content = last.response, last.content
         return replace(response, body=_chunks(content))
-
-    def _is_undelivered(self, call: Call, body: bytes) -> bool:
-        last = self._deliveries.get(call.key)
-        return last is not None and not last.received and last.request == body
 
     async def _push_messages(self, call: Call) -> None:
         """Stores the request: it names the reply, which may have to be withdrawn.

@@ -99,13 +99,9 @@ class FederationStatus(Progress):
             return "working"
         if self._in_round:
             return "training" if self.done < self.cohort else "averaging"
-        if self._here < (self._config.federation.min_clients or 0):
+        if self._states()["joined"] < (self._config.federation.min_clients or 0):
             return "waiting"
         return "working" if self._finished else "starting"
-
-    @property
-    def _here(self) -> int:
-        return self._states()["joined"]
 
     def _states(self) -> Counter[str]:
         """How many clients are in each of MEMBERS, without those whose keys were revoked."""
@@ -126,7 +122,8 @@ class FederationStatus(Progress):
             label = "" if self.label == "training" else f": {self.label}"
             return f"{self.cohort - self.done} of {self.cohort} clients{label}"
         if self.state == "waiting":
-            return f"clients: {self._here} of {self._config.federation.min_clients} are here"
+            here = self._states()["joined"]
+            return f"clients: {here} of {self._config.federation.min_clients} are here"
         return {"averaging": "the average of the replies"}.get(self.state, "")
 
     def _counts(self) -> dict[str, int]:
