@@ -347,9 +347,10 @@ class JsonProgress(Progress):
         """A line with the text that a person would read."""
         self._print("message", message=text)
 
-    def phase_started(self, text: str) -> None:
+    def phase(self, text: str) -> AbstractContextManager[None]:
         """A line; there is none at the end of a phase."""
         self._print("phase_started", phase=text)
+        return nullcontext()
 
     def finished(self, summary: Mapping[str, Any], folder: Path) -> None:
         """A line with the summary."""

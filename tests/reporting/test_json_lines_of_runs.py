@@ -32,7 +32,9 @@ def rounds(show):
     show.round_started(1, 3, "training")
     show.client_done("a", ok=True)
     show.client_done("b", ok=False)
-    show.phase_started("evaluating")
+    show.phase_started("evaluating")  # as a server's app reports it
+    with show.phase("saving"):  # as in a simulation
+        pass
     show.round_finished(
         RoundOutcome(1, {"total": math.nan}, {"knn": 0.5}, 2.0, ["client b: failed"])
     )
@@ -44,12 +46,13 @@ def test_every_line_is_an_object(served):
     lines = [json.loads(line) for line in out]
     assert (code, err) == (0, [])
     assert [event["event"] for event in lines] == [
-        "message", "round_started", "phase_started", "round_finished", "finished",
+        "message", "round_started", "phase_started", "phase_started", "round_finished", "finished",
     ]  # fmt: skip
-    done = lines[3]
+    assert [line["phase"] for line in lines[2:4]] == ["evaluating", "saving"]
+    done = lines[4]
     assert (done["cohort"], done["replies"], done["failed"]) == (3, 2, 1)
     assert done["loss"] == {"total": None} and done["dropped"] == ["client b: failed"]
-    assert lines[4]["summary"] == {"rounds": 1, "linear": 0.5}
+    assert lines[5]["summary"] == {"rounds": 1, "linear": 0.5}
     assert all(event["time"] and event["level"] == "info" for event in lines)
 
 
