@@ -63,10 +63,8 @@ def cluster_images(vectors: Tensor, count: int, seed: int) -> Clusters:
     order = np.argsort(-np.bincount(fitted.labels_, minlength=count), kind="stable")
     labels = np.argsort(order)[fitted.labels_]
     distances = np.linalg.norm(points - fitted.cluster_centers_[fitted.labels_], axis=1)
-    typical = []
-    for cluster in range(count):
-        members = np.flatnonzero(labels == cluster)
-        typical.append(members[np.argsort(distances[members], kind="stable")])
+    nearest_first = np.lexsort((distances, labels))  # cluster after cluster
+    typical = np.split(nearest_first, np.cumsum(np.bincount(labels, minlength=count))[:-1])
     return Clusters(labels.astype(np.int64), typical)
 
 
