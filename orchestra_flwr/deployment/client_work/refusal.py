@@ -29,8 +29,6 @@ def as_refusal(failure: Failure) -> Iterator[None]:
     """
     try:
         yield
-    except RefusalError:
-        raise
     except BudgetSpentError as error:
         raise RefusalError(str(error), Failure.PRIVACY_BUDGET_SPENT) from error
     except (ConfigError, PluginError, OSError) as error:

@@ -176,10 +176,9 @@ def load_certificates(path: Path, remedy: str) -> list[x509.Certificate]:
     Raises:
         ConfigError: missing, unreadable or damaged.
     """
+    data = read(path, remedy)
     try:
-        return x509.load_pem_x509_certificates(read(path, remedy))
-    except ConfigError:
-        raise
+        return x509.load_pem_x509_certificates(data)
     except ValueError:
         raise ConfigError(f"{path} is no certificate in PEM format, or damaged: {remedy}") from None
 

@@ -17,7 +17,6 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.certificates import (
     Authority,
     Dated,
-    PrivateKey,
     belong_together,
     certificate_hosts,
     certificate_pem,
@@ -116,7 +115,6 @@ def plan_server(folder: Path, hosts: Sequence[str], days: int) -> ServerPlan:
     names = list(dict.fromkeys(parse_host(host) for host in [*hosts, *LOCAL_HOSTS]))
     now = datetime.now(UTC)
     files: list[NewFile] = []
-    key: PrivateKey
     if existed:
         authority = load_authority(paths.ca, ca_key_path)
     else:

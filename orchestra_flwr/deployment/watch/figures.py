@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.responses import Response
@@ -53,22 +54,20 @@ def exposed(status: Mapping[str, Any]) -> Response:
         ConfigError: its library is not installed.
     """
     require("/metrics", "watch", "prometheus_client")
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-    class Collected:
-        def collect(self) -> Iterator[Any]:
-            for name, label, meaning, values in figures(status):
-                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                family = kind(f"orchestra_{name}", meaning, labels=[label] if label else [])
-                for of, value in values.items():
-                    family.add_metric([of] if label else [], value)
-                yield family
+    def collect() -> Iterator[Any]:
+        for name, label, meaning, values in figures(status):
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"orchestra_{name}", meaning, labels=[label] if label else [])
+            for of, value in values.items():
+                family.add_metric([of] if label else [], value)
+            yield family
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collected())
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    content = generate_latest(SimpleNamespace(collect=collect))
+    return Response(content, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def figures(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, float]]]:
