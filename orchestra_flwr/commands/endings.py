@@ -51,20 +51,15 @@ def run_command(
     except ConfigError as error:
         show(f"error: {error}")
         return 2
-    except failures as error:
-        show(f"error: {error}")
-        if advice:
-            show(advice(error))
-        return 1
-    except OSError as error:  # any key that is a path or part of one can have such a value
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        show(f"error: {error.strerror}: {str(error.filename)[:60]}...")
-        return 2
     except Exception as error:
-        if not is_of_users_code(error):
+        expected = isinstance(error, failures)
+        # Any key that is a path or part of one can have such a value.
+        if not expected and isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            show(f"error: {error.strerror}: {str(error.filename)[:60]}...")
+            return 2
+        if not (expected or is_of_users_code(error)):
             raise
-        show(f"error: {describe(error)}")
+        show(f"error: {error if expected else describe(error)}")
         if advice:
             show(advice(error))
         return 1
