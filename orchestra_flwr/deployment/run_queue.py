@@ -90,15 +90,15 @@ class QueuedRun:
                 of plug-ins that the server's own command does not name.
         """
         of_server = server.model_dump(mode="json", include=set(OF_THE_SERVER)) | {"queue": None}
-        folder = self.folder if self.has_begun else self.path
-        file = folder / ("config.yaml" if self.has_begun else CONFIGURATION)
+        file, key = self.path / CONFIGURATION, "run_dir"
+        if self.has_begun:
+            file, key = self.folder / "config.yaml", "resume"
         values = read_config_file(file)
         check_named(file, values.get("plugins", ()), server.plugins)
         logging = values.get("logging")
         display = {name: getattr(server.logging, name) for name in DISPLAY}
         if isinstance(logging, dict):  # anything else is refused below
             values["logging"] = logging | display
-        key = "resume" if self.has_begun else "run_dir"
         return parse(ServerConfig, {**values, **of_server, key: str(self.folder)})
 
 
@@ -199,10 +199,10 @@ def run_to_submit(overrides: list[str]) -> ServerConfig:
     Raises:
         ConfigError: as for a server; or a key that the server, or the queue, decides.
     """
+    of_server = (*OF_THE_SERVER, "run_dir", "resume", "resume_round")
+    display = [f"logging.{name}" for name in DISPLAY]
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
-        of_server = (*OF_THE_SERVER, "run_dir", "resume", "resume_round")
-        display = [f"logging.{name}" for name in DISPLAY]
         if key.partition(".")[0] in of_server or key in display:
             raise ConfigError(f"{key}: the server of the queue decides it; leave it out")
     return load(ServerConfig, overrides, all_read=True)
