@@ -205,10 +205,10 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
 
 
-def tensors_sha256(backbone: Backbone) -> str:
-    """The SHA-256 of a backbone's tensors and their names, in hexadecimal."""
+def tensors_sha256(network: nn.Module) -> str:
+    """The SHA-256 of a network's tensors and their names, in hexadecimal."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(backbone.state_dict().items()):
+    for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

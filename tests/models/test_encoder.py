@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 import orchestra_flwr
 from orchestra_flwr.config import ConfigError, ModelConfig
-from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder, tensors_sha256
 
 
 @pytest.fixture
@@ -25,6 +25,19 @@ def test_survives_saving_bit_for_bit(encoder, tmp_path):
     assert torch.equal(encoder(images), again(images))
     assert json.loads((tmp_path / "encoder.json").read_text())["about"] == {"rounds": 3}
     assert not again.training and not any(p.requires_grad for p in again.parameters())
+
+
+def test_a_digest_changes_with_every_tensor(encoder):
+    other = Encoder(encoder.spec)
+    other.load_state_dict(encoder.state_dict())
+    digests = {tensors_sha256(encoder)}
+    assert tensors_sha256(other) in digests
+    tensors = other.state_dict().values()
+    for tensor in tensors:
+        tensor[(-1,) * tensor.ndim] += 1
+        digests.add(tensors_sha256(other))
+    assert len(digests) == 1 + len(tensors)
+    assert tensors_sha256(other.to(torch.bfloat16)) not in digests
 
 
 def test_uint8_and_float_images_mean_the_same(encoder):
