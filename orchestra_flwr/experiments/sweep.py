@@ -22,13 +22,7 @@ from orchestra_flwr.experiments.planning.measure_table import FINETUNING, MEASUR
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
-from orchestra_flwr.experiments.results.runs import (
-    LOGS,
-    STARTED,
-    Run,
-    last_error,
-    read_run,
-)
+from orchestra_flwr.experiments.results.runs import LOGS, STARTED, Run, last_error, read_run
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 

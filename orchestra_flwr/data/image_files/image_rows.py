@@ -101,10 +101,7 @@ class Rows:
 
     @classmethod
     def of_files(
-        cls,
-        archive: Archive,
-        files: Sequence[tuple[ImageFile, str | None]],
-        classes: Sequence[str],
+        cls, archive: Archive, files: Sequence[tuple[ImageFile, str | None]], classes: Sequence[str]
     ) -> "Rows":
         """Files of an archive, each with the name of its class; None: it is in none."""
         number: dict[str | None, int] = {name: position for position, name in enumerate(classes)}

@@ -10,13 +10,7 @@ from typing import Any
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import GroupOptions
-from orchestra_flwr.data.image_files.image_rows import (
-    HIDDEN,
-    Classes,
-    Contents,
-    Rows,
-    load_rows,
-)
+from orchestra_flwr.data.image_files.image_rows import HIDDEN, Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.extras import log_the_hub_once, require

@@ -19,11 +19,7 @@ from orchestra_flwr.experiments.report.markdown import (
     quiet,
     warning,
 )
-from orchestra_flwr.experiments.report.presentations import (
-    PRESENTERS,
-    show_progress,
-    show_runs,
-)
+from orchestra_flwr.experiments.report.presentations import PRESENTERS, show_progress, show_runs
 from orchestra_flwr.experiments.report.tables import (
     WORSE,
     lines_table,
