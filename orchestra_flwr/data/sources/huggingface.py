@@ -10,6 +10,7 @@ from typing import Any
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import GroupOptions
+from orchestra_flwr.data.image_files.archive import read_regular
 from orchestra_flwr.data.image_files.image_rows import HIDDEN, Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
@@ -110,7 +111,7 @@ class _Columns:
             if value is None:
                 raise ValueError("no image")
             content: bytes | None = value["bytes"]
-            return Path(value["path"]).read_bytes() if content is None else content
+            return read_regular(Path(value["path"])) if content is None else content
 
         labelled = self._label in split.features
         values = self._values(split, self._group) if self._group in split.features else None
