@@ -266,7 +266,8 @@ def has_frozen_norms(path: str | Path) -> bool:
         ValueError: it is damaged.
     """
     described = read_description(_weights_of(path).with_suffix(".json"))
-    return bool(described["spec"].get("model", {}).get("batch_norm") == "frozen")
+    model = described["spec"].get("model")
+    return isinstance(model, dict) and model.get("batch_norm") == "frozen"
 
 
 def _weights_of(path: str | Path) -> Path:
@@ -319,8 +320,10 @@ def read_description(file: Path) -> dict[str, Any]:
     except (ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}") from error
     checked = digest is not None or "weights_sha256" in described
-    if not isinstance(spec, dict) or (checked and digest != _digest_of(described)):
+    if checked and digest != _digest_of(described):
         raise ValueError(f"{file} is damaged: its checksum is wrong; {REMEDY}")
+    if not (isinstance(spec, dict) and isinstance(described.setdefault("about", {}), dict)):
+        raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}")
     return described
 
 
