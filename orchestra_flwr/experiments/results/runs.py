@@ -108,6 +108,10 @@ class Run:
         places = (lookup(record, "scores", self.saved_backbone, "map") for record in self.metrics)
         return "knn" if all(value is None for value in places) else "map"
 
+    def score(self, record: Mapping[str, Any]) -> float | None:
+        """The score of :attr:`curve` in a round's record; None where it was not evaluated."""
+        return lookup(record, "scores", self.saved_backbone, self.curve)
+
     def before(self, name: str) -> float | None:
         """A measure of the encoder before training, where `summary.json` has it."""
         facts = MEASURES[name]
