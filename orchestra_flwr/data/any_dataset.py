@@ -71,20 +71,13 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
 
 @dataclass(frozen=True)
 class _Items:
-    """The items of a data set.
+    """The items of a data set."""
 
-    Attributes:
-        part: training or test, for messages.
-        images: n of uint8, (3, size, size).
-        labels: n, as in the data set; None for no label.
-        classes: their names by number; None where the data set has none.
-        sides: the shorter side of each image before it was resized, as far as that is known.
-    """
-
-    part: str
-    images: list[Tensor]
-    labels: list[int | str | None]
-    classes: Sequence[str] | None
+    part: str  # training or test, for messages
+    images: list[Tensor]  # n of uint8, (3, size, size)
+    labels: list[int | str | None]  # n, as in the data set; None for no label
+    classes: Sequence[str] | None  # their names by number; None where the data set has none
+    # The shorter side of each image before it was resized, as far as that is known.
     sides: list[int]
 
     @property

@@ -32,15 +32,11 @@ UNDECODABLE = NEED_LIBRARY | {".dng", ".cr2", ".cr3", ".nef", ".arw"}
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file of an archive.
+    """An image file of an archive."""
 
-    Attributes:
-        name: its path below the archive's root, with slashes.
-        stamp: size and time (in a zip: checksum), which differ between two versions of a file, but
-            not always between two files (:meth:`Archive.identity`).
-    """
-
-    name: str
+    name: str  # its path below the archive's root, with slashes
+    # Size and time (in a zip: checksum), which differ between two versions of a file, but not
+    # always between two files (:meth:`Archive.identity`).
     stamp: tuple[int, int]
 
     @property

@@ -15,20 +15,13 @@ ACCURACIES = ("knn", "linear")
 
 @dataclass(frozen=True)
 class Result:
-    """A row of an experiment, over its seeds.
+    """A row of an experiment, over its seeds."""
 
-    Attributes:
-        values: the row's value on each axis.
-        runs: its complete runs.
-        ours: by measure, the mean of the runs that have it, in the measure's unit.
-        paper: by measure, what the paper prints.
-        before: by measure, the mean before training of the same runs.
-    """
-
-    values: dict[str, str]
-    runs: tuple[Run, ...]
-    ours: dict[str, Sample]
-    paper: dict[str, Sample]
+    values: dict[str, str]  # the row's value on each axis
+    runs: tuple[Run, ...]  # its complete runs
+    ours: dict[str, Sample]  # by measure, the mean of the runs that have it, in the measure's unit
+    paper: dict[str, Sample]  # by measure, what the paper prints
+    # By measure, the mean before training of the same runs.
     before: dict[str, Sample] = field(default_factory=dict)
 
     def gain(self, measure: str) -> float | None:
@@ -54,16 +47,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of an experiment.
-
-    Attributes:
-        plan: its rows and seeds.
-        rows: in the plan's order.
-        incomplete: why runs are missing, unfinished, failed or not fully evaluated, by name.
-    """
+    """The results of an experiment."""
 
     plan: Plan
-    rows: tuple[Result, ...]
+    rows: tuple[Result, ...]  # in the plan's order
+    # Why runs are missing, unfinished, failed or not fully evaluated, by name.
     incomplete: dict[str, str]
 
     @property

@@ -24,20 +24,14 @@ STARTED = "=== started "  # begins the line that each start of a run writes into
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder.
+    """A run folder."""
 
-    Attributes:
-        folder: where it is.
-        summary: `summary.json`; empty where the run has not ended.
-        evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. An
-            experiment's evaluations have names that no other command writes. Damaged ones count as
-            missing.
-        damage: what is wrong with its records, if anything; then there is no summary.
-    """
-
-    folder: Path
-    summary: dict[str, Any]
+    folder: Path  # where it is
+    summary: dict[str, Any]  # `summary.json`; empty where the run has not ended
+    # `evaluation/<name>.json` by name, of the weights that the run saves. An experiment's
+    # evaluations have names that no other command writes. Damaged ones count as missing.
     evaluations: dict[str, dict[str, Any]]
+    # What is wrong with its records, if anything; then there is no summary.
     damage: str | None = None
 
     @property

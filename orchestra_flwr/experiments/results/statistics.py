@@ -10,17 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sample:
-    """A mean over runs.
+    """A mean over runs."""
 
-    Attributes:
-        mean: of the runs.
-        deviation: the sample's standard deviation (divided by n - 1); None for one run.
-        count: of the runs.
-    """
-
-    mean: float
-    deviation: float | None
-    count: int
+    mean: float  # of the runs
+    deviation: float | None  # the sample's standard deviation (divided by n - 1); None for one run
+    count: int  # of the runs
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Sample | None:
