@@ -219,11 +219,7 @@ def _is_image(value: Any) -> bool:
 
 
 def _label_column(items: Any, columns: Sequence[Any]) -> Any:
-    """The one of these columns that holds the label; None without one.
-
-    Raises:
-        ConfigError: several could be meant.
-    """
+    """The one of these columns that holds the label; None without one."""
     if LABEL in columns:
         return LABEL
     declared = [key for key in columns if _class_names_of(items, key) is not None]
@@ -245,11 +241,7 @@ def _class_names_of(items: Any, column: Any) -> Sequence[str] | None:
 
 
 def _plain(label: Any) -> int | str | None:
-    """A label as a number or text of Python's own.
-
-    Raises:
-        TypeError: it is neither: an image has several labels, or a vector, for example.
-    """
+    """A label as a number or text of Python's own."""
     if isinstance(label, Tensor | np.ndarray | np.generic) and len(label.reshape(-1)) == 1:
         label = label.item()
     if isinstance(label, float) and label.is_integer():  # pandas', where another label is missing

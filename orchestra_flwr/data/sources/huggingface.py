@@ -77,11 +77,7 @@ class HuggingFace(Source):
 
 
 class _Columns:
-    """Which columns hold images, classes and groups.
-
-    Raises:
-        ConfigError: none or several could be meant, or one is not there.
-    """
+    """Which columns hold images, classes and groups."""
 
     def __init__(self, split: Any, settings: HuggingFaceOptions) -> None:
         from datasets import ClassLabel, Image
@@ -135,11 +131,7 @@ class _Columns:
 
 
 def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:
-    """The splits by name.
-
-    Raises:
-        ConfigError: no data set is named, or it cannot be read.
-    """
+    """The splits by name."""
     import datasets
 
     log_the_hub_once()
