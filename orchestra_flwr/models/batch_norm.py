@@ -52,15 +52,10 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class FreezableNorms(nn.Module):
-    """A network whose BatchNorm can be frozen: its statistics then stay as they are.
+    """A network whose BatchNorm can be frozen: its statistics then stay as they are."""
 
-    Attributes:
-        norms_are_frozen: whether every BatchNorm in it is in evaluation mode, always.
-        frozen_paths: of the BatchNorm that is frozen even where the rest is not.
-    """
-
-    norms_are_frozen = False
-    frozen_paths: Collection[str] = ()
+    norms_are_frozen = False  # whether every BatchNorm in it is in evaluation mode, always
+    frozen_paths: Collection[str] = ()  # of BatchNorm that is frozen even where the rest is not
 
     def freeze_norms(self, paths: Collection[str] | None = None) -> None:
         """Keeps the statistics of the norms at these paths from now on, in training mode too.
@@ -82,19 +77,12 @@ class FreezableNorms(nn.Module):
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
-    """What a run does with BatchNorm.
+    """What a run does with BatchNorm."""
 
-    Attributes:
-        name: of the policy.
-        asked_by: the key, with its value, from which it follows.
-        model: the run's.
-        clips: whether clients' updates are clipped (`privacy.clip`).
-    """
-
-    name: BatchNorm
-    asked_by: str
-    model: ModelConfig
-    clips: bool = False
+    name: BatchNorm  # of the policy
+    asked_by: str  # the key, with its value, from which it follows
+    model: ModelConfig  # the run's
+    clips: bool = False  # whether clients' updates are clipped (`privacy.clip`)
 
     @classmethod
     def of(cls, config: Config) -> Self:

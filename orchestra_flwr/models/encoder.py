@@ -38,20 +38,13 @@ REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
 
 class EncoderSpec(Section):
-    """The description of an encoder, stored as `encoder.json` beside the weights.
+    """The description of an encoder, stored as `encoder.json` beside the weights."""
 
-    Attributes:
-        model: the backbone and its options.
-        channels: colour channels of the images.
-        image_size: height and width of the images in pixels.
-        normalise: how they are scaled, as :func:`normalise` takes it.
-        plugins: users' packages that may hold the backbone; (): those that `model` knows.
-    """
-
-    model: ModelConfig
-    channels: Literal[1, 3]
-    image_size: int = Field(ge=8, le=512)
+    model: ModelConfig  # the backbone and its options
+    channels: Literal[1, 3]  # colour channels of the images
+    image_size: int = Field(ge=8, le=512)  # height and width of the images in pixels
     normalise: Normalisation = "half"  # encoders of earlier versions have no other
+    # Users' packages that may hold the backbone; (): those that `model` knows.
     plugins: tuple[str, ...] = ()
 
     @classmethod
