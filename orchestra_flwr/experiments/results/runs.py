@@ -139,7 +139,9 @@ def read_run(folder: Path) -> Run | None:
         return None
     try:
         summary = _read_json(folder / "summary.json")
-        _read_json(folder / ENCODER)
+        parts = summary.get("versions"), _read_json(folder / ENCODER).get("about")
+        if not all(isinstance(part, dict | None) for part in parts):
+            raise ValueError(f"{folder}: versions in summary.json or about in {ENCODER} is damaged")
     except ValueError as error:
         return Run(folder, {}, {}, str(error))
     evaluations = {}
