@@ -21,7 +21,7 @@ from orchestra_flwr.clustering.linkage import linkage_groups
 from orchestra_flwr.clustering.sketch import sketch
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import epoch_batches
-from orchestra_flwr.federation.exchanges.base import Exchange, Offer, Result, Stage, Task
+from orchestra_flwr.federation.exchanges import Exchange, Offer, Result, Stage, Task
 from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.models import check_statistics, extract_features
 from orchestra_flwr.models.precision import passes_in
