@@ -217,3 +217,8 @@ class Exchange(Plugin, ABC):
     def keep(self, learner: Learner) -> Mapping[str, Tensor]:
         """What a client keeps after its training for its next choice, where it `remembers`."""
         return {}
+
+
+def client_order(name: str) -> tuple[int, str]:
+    """Sorting key of clients: "2" comes before "10", and any names have one order."""
+    return len(name), name
