@@ -12,8 +12,6 @@ would double a short round. A SuperNode even announces its work before it has st
 asked for it in that moment, it has none, and would wait for the answer to it for ever.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,7 +83,7 @@ class ClientTasks:
         self._client = connected(_Client, socket, None, [VERSION], timeout=LONG_TIMEOUT)
 
     @contextmanager
-    def take(self) -> Iterator[Task | None]:
+    def take(self) -> Iterator["Task | None"]:
         """The next message; None: there is none now.
 
         Heartbeats go to the SuperNode every few seconds, until the block is left.

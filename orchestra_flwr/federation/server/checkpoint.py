@@ -1,14 +1,12 @@
 """The file from which a run goes on: written whole or not at all, read without pickle."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -66,7 +64,7 @@ class Position:
     counted: list[str] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)  # the virtual time, where there is one
 
-    def after(self, number: int, report: RoundReport, seconds: float) -> Position:
+    def after(self, number: int, report: RoundReport, seconds: float) -> Self:
         """The position after one more round.
 
         Args:
@@ -86,7 +84,7 @@ class Position:
             smallest_cluster=min((size for size in smallest if size is not None), default=None),
         )
 
-    def with_counted(self, report: RoundReport) -> Position:
+    def with_counted(self, report: RoundReport) -> Self:
         """With the clients whose work has counted in one more round."""
         counted = {*self.counted, *report.trained}
         return replace(self, counted=[client for client in self.clients if client in counted])
