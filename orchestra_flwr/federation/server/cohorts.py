@@ -141,7 +141,7 @@ class Cohorts:
         if not self._keep_state:
             return location
         location[RUN] = run_id(self.folder.checkpoint)
-        if self.members.share_disk:
+        if self.members.is_simulated:
             location[CLIENTS] = str(self.folder.clients.resolve())
         return location
 

@@ -148,9 +148,9 @@ def test_a_client_that_is_late_again_and_again_has_it_from_the_first_time_on(
 
 
 class Remembering(SimulatedMembers):
-    """Clients that share no disk with the server: what they are to have is sent to them."""
+    """As real clients, which share no disk with the server: all is sent to them."""
 
-    share_disk = False
+    is_simulated = False
 
 
 def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
