@@ -262,8 +262,8 @@ class ConnectedMembers(Members):
             # free again is given all that are there before the latest.
             ttl = time_to_live(MAX_RETRY_SECONDS)
             message = Message(RecordDict({CONFIG: greeting}), node, MessageType.QUERY, ttl=ttl)
-            for message_id in self.grid.push_messages([message]):
-                self._greeted[node] = (message_id, time.monotonic())
+            if (key := self.grid.send(message)) is not None:  # else it has just gone
+                self._greeted[node] = (key, time.monotonic())
 
     def _take_answers(self) -> None:
         asked = {message_id: node for node, (message_id, _) in self._greeted.items()}
