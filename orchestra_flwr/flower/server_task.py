@@ -12,11 +12,7 @@ from pathlib import Path
 import httpx
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-)
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import RetryInvoker

@@ -21,12 +21,7 @@ from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import BEST, BestEncoder
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
-from orchestra_flwr.reporting.kept_checkpoints import (
-    EARLIER_VALUES,
-    LATEST,
-    drop_old,
-    keep_latest,
-)
+from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, drop_old, keep_latest
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
 EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
