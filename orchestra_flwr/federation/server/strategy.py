@@ -298,10 +298,9 @@ class OrchestraStrategy(Strategy):
 
     def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
         """A function that makes the (size,) state that a client received."""
-        version = self.round.versions.get(client)
-        if version is None or version == self.round.number - 1:  # as all clients receive it now
-            return update.as_received
-        return lambda model: self._older(version)
+        latest = self.round.number - 1
+        version = self.round.versions.get(client, latest)
+        return update.as_received if version == latest else lambda model: self._older(version)
 
     def _older(self, version: int) -> np.ndarray:
         """(size,) state with which results of this stage began, decoded once."""
@@ -314,15 +313,13 @@ class OrchestraStrategy(Strategy):
 
     def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
         """Converts a reply to an older model into one to the current model."""
-        version = self.round.versions.get(client)
-        if version is None or reply.shared is None:
-            return reply
-        staleness = self.round.number - 1 - version
-        if staleness == 0:
+        latest = self.round.number - 1
+        version = self.round.versions.get(client, latest)
+        if version == latest or reply.shared is None:
             return reply
         began, now = self._older(version), update.as_received(reply.model)
         spans = self._models.trained_spans
-        return replace(reply, shared=refreshed(reply.shared, began, now, spans, staleness))
+        return replace(reply, shared=refreshed(reply.shared, began, now, spans, latest - version))
 
     def _plausibility(self, update: StageUpdate) -> Plausibility:
         """For the replies of the stage. With a clip, which bounds all updates, nothing is refused:
