@@ -89,11 +89,7 @@ class DicomImage(ImageFile.ImageFile):
 
 
 def _check_uncompressed(header: Any, size: int) -> None:
-    """Refuses what a decoder would have to unpack, and more pixels than the file has room for.
-
-    Raises:
-        ValueError: says what to do.
-    """
+    """Refuses what a decoder would have to unpack, and more pixels than the file has room for."""
     syntax = header.file_meta.get("TransferSyntaxUID")
     if syntax not in UNCOMPRESSED:
         name = getattr(syntax, "name", "unknown")

@@ -49,7 +49,6 @@ SAME_SENSE = {
     "__init__": "what a package offers",
     "__main__": "an entry of python -m",
     "features": "what an encoder makes of images",
-    "base": "the class whose subclasses are a room's plug-ins",
     "mean": "the plain mean of the clients' models",
     "none": "nothing of what the room offers",
     "adam": "the optimizer of that name, of clients and of the server",

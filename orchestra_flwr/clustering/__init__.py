@@ -4,9 +4,4 @@ from orchestra_flwr.clustering.consistency import assignment_measures, consisten
 from orchestra_flwr.clustering.memory import FeatureMemory
 from orchestra_flwr.clustering.spherical import unit_rows
 
-__all__ = [
-    "FeatureMemory",
-    "assignment_measures",
-    "consistency",
-    "unit_rows",
-]
+__all__ = ["FeatureMemory", "assignment_measures", "consistency", "unit_rows"]

@@ -14,19 +14,15 @@ class Choice(Section):
 
     The fields of a subclass are the common options. Every other key must be a field of the
     plug-in's `Settings` (a :class:`Section`).
-
-    Class attributes:
-        room: the folder of the plug-ins.
-        key: the key of the choice in the configuration.
-        unlisted: fields that error messages do not offer as options.
-        likely_plugin: for options that several plug-ins have, the plug-in most likely meant.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    room: ClassVar[Room]
-    key: ClassVar[str]
+    room: ClassVar[Room]  # the folder of the plug-ins
+    key: ClassVar[str]  # the key of the choice in the configuration
+    # Fields that error messages do not offer as options.
     unlisted: ClassVar[tuple[str, ...]] = ("name",)
+    # For options that several plug-ins have, the plug-in most likely meant.
     likely_plugin: ClassVar[dict[str, str]] = {}
 
     name: str

@@ -29,13 +29,7 @@ from orchestra_flwr.config.choices import (
     ShiftConfig,
     TermConfig,
 )
-from orchestra_flwr.config.section import (
-    Composed,
-    ConfigError,
-    OptionalPathText,
-    PathText,
-    parse,
-)
+from orchestra_flwr.config.section import Composed, ConfigError, OptionalPathText, PathText, parse
 from orchestra_flwr.config.sections import (
     Device,
     EvaluationConfig,

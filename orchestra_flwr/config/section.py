@@ -35,12 +35,9 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen part of the configuration that refuses unknown keys.
+    """A frozen part of the configuration that refuses unknown keys."""
 
-    Class attributes:
-        paths: options of plug-ins in this section whose values are paths.
-    """
-
+    # Options of plug-ins in this section whose values are paths.
     paths: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -58,19 +55,14 @@ class Section(BaseModel):
 
 
 class Composed(Section):
-    """A whole configuration, composed by Hydra from a file of `conf/`.
+    """A whole configuration, composed by Hydra from a file of `conf/`."""
 
-    Class attributes:
-        file: its name, without .yaml.
-        referred: keys in files that only other values refer to; they are left out of the result.
-        undecided: keys that are null unless the command line sets them, whatever files of choices
-            say.
-        foreign: keys and sections that only another command reads; no hint leads to them.
-    """
-
-    file: ClassVar[str]
+    file: ClassVar[str]  # its name, without .yaml
+    # Keys in files that only other values refer to; they are left out of the result.
     referred: ClassVar[tuple[str, ...]] = ("preset_options",)
+    # Keys that are null unless the command line sets them, whatever files of choices say.
     undecided: ClassVar[tuple[str, ...]] = ()
+    # Keys and sections that only another command reads; no hint leads to them.
     foreign: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

@@ -71,20 +71,13 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
 
 @dataclass(frozen=True)
 class _Items:
-    """The items of a data set.
+    """The items of a data set."""
 
-    Attributes:
-        part: training or test, for messages.
-        images: n of uint8, (3, size, size).
-        labels: n, as in the data set; None for no label.
-        classes: their names by number; None where the data set has none.
-        sides: the shorter side of each image before it was resized, as far as that is known.
-    """
-
-    part: str
-    images: list[Tensor]
-    labels: list[int | str | None]
-    classes: Sequence[str] | None
+    part: str  # training or test, for messages
+    images: list[Tensor]  # n of uint8, (3, size, size)
+    labels: list[int | str | None]  # n, as in the data set; None for no label
+    classes: Sequence[str] | None  # their names by number; None where the data set has none
+    # The shorter side of each image before it was resized, as far as that is known.
     sides: list[int]
 
     @property
@@ -226,11 +219,7 @@ def _is_image(value: Any) -> bool:
 
 
 def _label_column(items: Any, columns: Sequence[Any]) -> Any:
-    """The one of these columns that holds the label; None without one.
-
-    Raises:
-        ConfigError: several could be meant.
-    """
+    """The one of these columns that holds the label; None without one."""
     if LABEL in columns:
         return LABEL
     declared = [key for key in columns if _class_names_of(items, key) is not None]
@@ -252,11 +241,7 @@ def _class_names_of(items: Any, column: Any) -> Sequence[str] | None:
 
 
 def _plain(label: Any) -> int | str | None:
-    """A label as a number or text of Python's own.
-
-    Raises:
-        TypeError: it is neither: an image has several labels, or a vector, for example.
-    """
+    """A label as a number or text of Python's own."""
     if isinstance(label, Tensor | np.ndarray | np.generic) and len(label.reshape(-1)) == 1:
         label = label.item()
     if isinstance(label, float) and label.is_integer():  # pandas', where another label is missing

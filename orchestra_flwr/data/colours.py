@@ -25,9 +25,11 @@ def jitter(images: Tensor, mask: Tensor, order: Tensor, factors: Tensor) -> Tens
         order: a permutation of the four operations, int64, (N, 4).
         factors: strengths by operation, (N, 4).
     """
-    choose = _rows_by_hue if selects_images(images) else _all_rows
     position = order.argsort(dim=1)
-    rows, step_rows = choose(mask, position[:, HUE])
+    if selects_images(images):
+        rows, step_rows = _rows_by_hue(mask, position[:, HUE])
+    else:
+        rows, step_rows = torch.arange(len(mask), device=mask.device), [slice(None)] * (2 * HUE)
     if not len(rows):
         return images
     colours, position, factors = (x.index_select(0, rows) for x in (images, position, factors))
@@ -66,11 +68,6 @@ def _rows_by_hue(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
     earlier = hue_at.bincount(minlength=HUE).cumsum(0)[:HUE].tolist()
     steps = [*(slice(first, None) for first in earlier), *(slice(last) for last in earlier)]
     return rows.index_select(0, by_hue), steps
-
-
-def _all_rows(mask: Tensor, hue_at: Tensor) -> tuple[Tensor, list[slice]]:
-    """As :func:`_rows_by_hue`, for a GPU, where the host would wait for the indices: all images."""
-    return torch.arange(len(mask), device=mask.device), [slice(None)] * (2 * HUE)
 
 
 def _mixes(operations: Tensor, factors: Tensor, channels: int) -> tuple[Tensor, Tensor]:

@@ -170,19 +170,8 @@ def _where(
     mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
 ) -> Tensor:
     """`change(images, *parameters)` where `mask`, (N,), holds; `images` may be overwritten."""
-    choose = _change_chosen if colours.selects_images(images) else _change_all
-    return choose(mask, images, change, *parameters)
-
-
-def _change_all(
-    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
-) -> Tensor:
-    return torch.where(mask[:, None, None, None], change(images, *parameters), images)
-
-
-def _change_chosen(
-    mask: Tensor, images: Tensor, change: Callable[..., Tensor], *parameters: Tensor
-) -> Tensor:
+    if not colours.selects_images(images):
+        return torch.where(mask[:, None, None, None], change(images, *parameters), images)
     index = mask.nonzero().squeeze(1)
     if len(index) == len(images):
         return change(images, *parameters)

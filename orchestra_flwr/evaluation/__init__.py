@@ -2,16 +2,9 @@
 
 from orchestra_flwr.evaluation.drift import Drift, StreamingDrift
 from orchestra_flwr.evaluation.knn import fewer_voters, knn_accuracy, voters
-from orchestra_flwr.evaluation.label_free import (
-    LabelFreeScores,
-    label_free_scores,
-)
+from orchestra_flwr.evaluation.label_free import LabelFreeScores, label_free_scores
 from orchestra_flwr.evaluation.linear_probe import linear_accuracy
-from orchestra_flwr.evaluation.own_classes import (
-    OwnClasses,
-    personal_accuracy,
-    spread_over_clients,
-)
+from orchestra_flwr.evaluation.own_classes import OwnClasses, personal_accuracy, spread_over_clients
 from orchestra_flwr.evaluation.scores import evaluate
 
 __all__ = [

@@ -27,17 +27,11 @@ CROP_AND_FLIP = Recipe(crop_scale=(0.5, 1.0), jitter_p=0.0, gray_p=0.0, blur_p=0
 
 @dataclass(frozen=True)
 class Schedule:
-    """SGD without weight decay, its learning rate falling to 0 along a half cosine, step by step.
+    """SGD without weight decay; its learning rate falls to 0 along a half cosine, step by step."""
 
-    Attributes:
-        epochs: passes over the images.
-        batch_size: images a step.
-        lr: the first step's learning rate.
-    """
-
-    epochs: int
-    batch_size: int
-    lr: float
+    epochs: int  # passes over the images
+    batch_size: int  # images a step
+    lr: float  # the first step's learning rate
 
 
 class Classifier(nn.Module):

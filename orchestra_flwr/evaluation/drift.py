@@ -13,17 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Drift:
-    """Distances of a cohort's models.
+    """Distances of a cohort's models."""
 
-    Attributes:
-        mean: from their mean (the paper's d_w(g, k)).
-        pairs: between two of them (d_w(j, k)).
-        clients: how many there are.
-    """
-
-    mean: float
-    pairs: float
-    clients: int
+    mean: float  # from their mean (the paper's d_w(g, k))
+    pairs: float  # between two of them (d_w(j, k))
+    clients: int  # how many there are
 
 
 class StreamingDrift:

@@ -1,12 +1,9 @@
 """Features of a frozen encoder, and the checks that every evaluation of features shares."""
 
-import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
-
-from orchestra_flwr.models.batch_norm import is_counter
+from torch import Tensor
 
 
 def feature_std(features: Tensor) -> float:
@@ -61,19 +58,3 @@ def check_labelled(name: str, features: Tensor, labels: Tensor) -> None:
     bad = int((~torch.isfinite(features)).any(1).sum())
     if bad:
         raise ValueError(f"{name}: {bad} of {len(features)} feature vectors are not finite")
-
-
-def weights_digest(*networks: nn.Module) -> str:
-    """SHA-256 of the parameters and buffers of networks, without BatchNorm's counters of batches.
-
-    Equal networks of one architecture compute the same in evaluation mode.
-    """
-    digest = hashlib.sha256()
-    for network in networks:
-        for name, tensor in network.state_dict().items():
-            if not is_counter(name):
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-                # As bytes: numpy knows no bfloat16.
-                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                digest.update(content.numpy())
-    return digest.hexdigest()

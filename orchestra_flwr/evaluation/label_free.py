@@ -21,17 +21,11 @@ ROWS = 4096  # images whose similarities are held at a time
 
 @dataclass(frozen=True)
 class LabelFreeScores:
-    """What an encoder scores on images without labels.
+    """What an encoder scores on images without labels."""
 
-    Attributes:
-        alignment: mean cosine of an image and an augmentation of it, -1 to 1.
-        uniformity: spread of the images, -1 / tau (all the same) to 1 / tau.
-        effective_rank: dimensions that the features fill (RankMe), 1 to min(N, dim).
-    """
-
-    alignment: float
-    uniformity: float
-    effective_rank: float
+    alignment: float  # mean cosine of an image and an augmentation of it, -1 to 1
+    uniformity: float  # spread of the images, -1 / tau (all the same) to 1 / tau
+    effective_rank: float  # dimensions that the features fill (RankMe), 1 to min(N, dim)
 
     @property
     def score(self) -> float:

@@ -54,7 +54,7 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
         logger.warning("%s", line)
     return {
         "dataset": data.label,
-        "backbone": description.get("about", {}).get("backbone"),
+        "backbone": description["about"].get("backbone"),
         "weights_sha256": description.get("weights_sha256"),
         **scores,
         "images": {"train": len(train[1]), "test": len(test[1])},

@@ -9,11 +9,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.console.image_count import OnProgress, no_progress
-from orchestra_flwr.evaluation.features import (
-    check_labelled,
-    effective_rank,
-    feature_std,
-)
+from orchestra_flwr.evaluation.features import check_labelled, effective_rank, feature_std
 from orchestra_flwr.evaluation.few_labels import FRACTIONS, probe_accuracies
 from orchestra_flwr.evaluation.finetune import EPOCHS, finetune
 from orchestra_flwr.evaluation.knn import knn_accuracy, voters

@@ -37,12 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(folder: str, named: Sequence[str]) -> None:
-    """Writes the report of a folder, with the packages that `plugins=` named.
-
-    Raises:
-        ConfigError: no such package, or no folder of runs.
-        OSError, ValueError: a file cannot be read or written.
-    """
+    """Writes the report of a folder, with the packages that `plugins=` named."""
     from orchestra_flwr.extras import require_server
     from orchestra_flwr.plugins import PluginError, import_packages
 

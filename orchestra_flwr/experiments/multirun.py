@@ -69,7 +69,7 @@ def make_sweep(arguments: Sequence[str]) -> tuple[list[Row], dict[str, Config]]:
             Row(
                 values=values,
                 seed=config.seed,
-                overrides=_unseeded(overrides),
+                overrides=tuple(o for o in overrides if _key(o) != "seed"),
                 run=run,
                 rounds=config.federation.rounds,
             )
@@ -85,8 +85,7 @@ def _axes_and_shared(arguments: Sequence[str]) -> tuple[dict[str, list[str]], li
     shared = []
     sweeps = swept_values(arguments, set(path_keys(Config)))
     for text, values in zip(arguments, sweeps, strict=True):
-        key = text.partition("=")[0].lstrip("+")
-        if key in PER_RUN:
+        if (key := _key(text)) in PER_RUN:
             raise ConfigError(f"{key}: must not be given with --multirun, runs are in {FOLDER}/")
         if len(values) > 1:
             axes[text.partition("=")[0]] = values
@@ -173,5 +172,5 @@ def _gain(before: float | None, after: float | None, error: float) -> str:
     return f"{100 * (after - before):+.1f}" + " (worse)" * (after < before - error)
 
 
-def _unseeded(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if text.partition("=")[0].lstrip("+") != "seed")
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")

@@ -22,13 +22,7 @@ from orchestra_flwr.experiments.planning.measure_table import FINETUNING, MEASUR
 from orchestra_flwr.experiments.planning.plan import Plan
 from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
-from orchestra_flwr.experiments.results.runs import (
-    LOGS,
-    STARTED,
-    Run,
-    last_error,
-    read_run,
-)
+from orchestra_flwr.experiments.results.runs import LOGS, STARTED, Run, last_error, read_run
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.reporting import RunFolder, environment
 
@@ -39,24 +33,15 @@ GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe
 
 @dataclass
 class Job:
-    """One run and the commands that it still needs.
+    """One run and the commands that it still needs."""
 
-    Attributes:
-        name: of the run.
-        steps: commands, one after another.
-        state: waiting, running, done or failed.
-        process: of the command that is running.
-        began: when the job was started (monotonic clock).
-        was_begun: the run's folder existed before; the run is resumed.
-        refresh: returns the job as it stands later, or None once the run is complete.
-    """
-
-    name: str
-    steps: list[list[str]]
+    name: str  # of the run
+    steps: list[list[str]]  # commands, one after another
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
-    process: subprocess.Popen[bytes] | None = None
-    began: float = 0.0
-    was_begun: bool = False
+    process: subprocess.Popen[bytes] | None = None  # of the command that is running
+    began: float = 0.0  # when the job was started (monotonic clock)
+    was_begun: bool = False  # the run's folder existed before; the run is resumed
+    # Returns the job as it stands later, or None once the run is complete.
     refresh: Callable[[], Job | None] | None = None
 
 

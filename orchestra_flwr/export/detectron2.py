@@ -13,7 +13,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.files import replacing, write_atomically
 from orchestra_flwr.models import Encoder, encoder_of
-from orchestra_flwr.models.batch_norm import MEAN, VARIANCE, is_counter
+from orchestra_flwr.models.batch_norm import COUNTER, MEAN, VARIANCE
 from orchestra_flwr.models.normalisation import mean_and_deviation
 from orchestra_flwr.tensor_files import save_plain
 
@@ -48,7 +48,7 @@ def export_to_detectron2(config: ExportConfig) -> Path:
     """
     encoder = encoder_of(config)
     depth = _depth(encoder)
-    state = {n: t for n, t in encoder.backbone.state_dict().items() if not is_counter(n)}
+    state = {n: t for n, t in encoder.backbone.state_dict().items() if not n.endswith(COUNTER)}
     tensors = {detectron2_name(n): tensor.cpu().contiguous() for n, tensor in state.items()}
     folder = config.exported
     folder.mkdir(parents=True, exist_ok=True)

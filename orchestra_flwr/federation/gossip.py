@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Config, Section
-from orchestra_flwr.federation.exchanges.base import Exchange, Stage, Task
+from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
 from orchestra_flwr.files import folder_name
 from orchestra_flwr.methods import release_of
 

@@ -12,8 +12,6 @@ would double a short round. A SuperNode even announces its work before it has st
 asked for it in that moment, it has none, and would wait for the answer to it for ever.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +30,6 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -43,6 +40,7 @@ from orchestra_flwr.flower.socket_client import LONG_TIMEOUT, connected
 KINDS_OF_TASKS = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
 RETRY_SECONDS = 0.05  # until an object that was not there is asked for again; doubled each time
 STORED_SECONDS = 30.0  # within which the message of a task is stored
+VERSION = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
 
 _defaults = pull_and_inflate_object_from_tree.__kwdefaults__
 assert _defaults is not None
@@ -82,14 +80,10 @@ class ClientTasks:
     """One SuperNode's messages, taken and answered one after the other."""
 
     def __init__(self, socket: Path) -> None:
-        self._token = _Token()
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        self._client = connected(
-            _Client, socket, None, [version, self._token], timeout=LONG_TIMEOUT
-        )
+        self._client = connected(_Client, socket, None, [VERSION], timeout=LONG_TIMEOUT)
 
     @contextmanager
-    def take(self) -> Iterator[Task | None]:
+    def take(self) -> Iterator["Task | None"]:
         """The next message; None: there is none now.
 
         Heartbeats go to the SuperNode every few seconds, until the block is left.
@@ -107,12 +101,12 @@ class ClientTasks:
         if not acquired.token:
             yield None
             return
-        self._token.current = RuntimeTokenHttpInterceptor(acquired.token)
+        self._client._interceptors = (VERSION, RuntimeTokenHttpInterceptor(acquired.token))
         try:
             with heartbeats(self._client):
                 yield Task(self._client)
         finally:
-            self._token.current = None
+            self._client._interceptors = (VERSION,)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -160,16 +154,3 @@ class Task:
                 "the server does not take the answer: its run no longer waits for it, this "
                 f"client's key was revoked, or it took too long here ({type(error).__name__})"
             ) from error
-
-
-class _Token:
-    """Adds the token of the task that is being worked on to each request."""
-
-    def __init__(self) -> None:
-        self.current: RuntimeTokenHttpInterceptor | None = None
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Adds it to a request."""
-        if self.current is None:
-            return call_next(context)
-        return self.current.intercept(context, call_next)

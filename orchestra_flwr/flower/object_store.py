@@ -68,9 +68,13 @@ class Broadcast:
         if any(isinstance(array, StoredArray) for array in record.values()):
             return record
         if self._record is None or self._record() is not record:
-            self._record = ref(record)
+            self._record = ref(record, self._forget)
             self._stored = record_of({name: StoredArray(a) for name, a in record.items()})
         return self._stored
+
+    def _forget(self, gone: ReferenceType[ArrayRecord]) -> None:
+        """No further message has the record; those under way hold what was stored."""
+        self._stored = ArrayRecord()
 
 
 def _ray_runs() -> bool:

@@ -74,16 +74,13 @@ def explained() -> Iterator[None]:
     """
     try:
         yield
-    except httpx.HTTPStatusError as error:
+    except (httpx.HTTPStatusError, httpx.TransportError) as error:
         if error.request.url.host != HOST:  # somebody else's, such as a tracker's
             raise
-        over = error.response.status_code in RUN_IS_OVER
-        why = "has ended this run" if over else f"refuses a request ({error})"
+        if isinstance(error, httpx.HTTPStatusError):
+            over = error.response.status_code in RUN_IS_OVER
+            why = "has ended this run" if over else f"refuses a request ({error})"
+        else:
+            what = str(error) or type(error).__name__
+            why = f"has not answered for {PATIENCE_SECONDS / 60:g} minutes ({what})"
         raise EngineStoppedError(f"Flower's SuperLink {why}") from error
-    except httpx.TransportError as error:
-        if error.request.url.host != HOST:
-            raise
-        raise EngineStoppedError(
-            f"Flower's SuperLink has not answered for {PATIENCE_SECONDS / 60:g} minutes "
-            f"({error or type(error).__name__})"
-        ) from error

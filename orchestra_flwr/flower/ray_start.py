@@ -43,10 +43,11 @@ class RayStart:
     def _run(self, init_args: dict[str, Any]) -> None:
         with _one_at_a_time:
             try:
-                ray = _load_ray()
+                ray = load_ray()
                 _start(init_args, self._tries)
             except BaseException as error:  # wait() raises it in the thread that needs Ray
-                self._started.set_exception(error)
+                damaged = isinstance(error, ImportError | OSError)  # the installation
+                self._started.set_exception(RayStartError(str(error)) if damaged else error)
                 return
             self._started.set_result(None)
             self._is_over.wait()
@@ -63,13 +64,6 @@ class RayStart:
     def end(self) -> None:
         """Lets Ray end as soon as it is up, without waiting for that."""
         self._is_over.set()
-
-
-def _load_ray() -> Any:
-    try:
-        return load_ray()
-    except (ImportError, OSError) as error:  # an installation that is damaged
-        raise RayStartError(str(error)) from None
 
 
 def _start(init_args: dict[str, Any], tries: int) -> None:

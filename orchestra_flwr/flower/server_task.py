@@ -6,17 +6,13 @@ without installing and loading what a run brings.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-)
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import RetryInvoker
@@ -80,15 +76,12 @@ def server_task(
 
 def _acquire(socket: Path, ca: Path | None, run: int, retries: RetryInvoker) -> str:
     """The token of the run's task."""
-    client = connected(RuntimeHttpClient, socket, ca, [VERSION], retries)
     deadline = time.monotonic() + WAIT_SECONDS
-    try:
+    with closing(connected(RuntimeHttpClient, socket, ca, [VERSION], retries)) as client:
         while time.monotonic() < deadline:
             request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
             acquired = client.AcquireTask(request)
             if acquired.token and acquired.task.run_id == run:
                 return acquired.token
             time.sleep(POLL_SECONDS)
-    finally:
-        client.close()
     raise TimeoutError(f"Flower's SuperLink has no run {run}")

@@ -3,8 +3,8 @@
 Flower's own grids collect all replies of a round before they return them. Here the server never
 holds more than a window of them, and aggregates in a fixed order, not in that of the answers.
 
-Checked against Flower 1.41 and 1.42: the methods of `Grid`, and ids that are None for a node that
-is gone.
+Checked against Flower 1.41 and 1.42: the methods of `Grid`, and that a message to a node that is
+gone has an empty id, or none.
 """
 
 import time
@@ -78,8 +78,12 @@ class StreamingGrid(OneRunGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the wrapped grid."""
         ids = list(self.grid.push_messages(messages))
-        self.unanswered.update(filter(None, ids))  # none: a node that is gone
+        self.unanswered.update(filter(None, ids))
         return ids
+
+    def send(self, message: Message) -> str | None:
+        """Sends one message and returns its id; None: its node is gone."""
+        return next(iter(self.push_messages([message])), None) or None
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the wrapped grid.
@@ -114,8 +118,7 @@ class StreamingGrid(OneRunGrid):
                     break
                 self._check_engine()
                 self.prepare(message)
-                ids = list(self.push_messages([message]))
-                under_way.append((ids[0] if ids else None, message))
+                under_way.append((self.send(message), message))
             if not under_way:
                 return
             others = [key for key, _ in under_way if key]
@@ -146,8 +149,7 @@ class StreamingGrid(OneRunGrid):
             ttl=metadata.ttl,
             group_id=metadata.group_id,
         )
-        ids = list(self.push_messages([again]))
-        return self._receive(ids[0] if ids else None, again, deadline)
+        return self._receive(self.send(again), again, deadline)
 
     def _receive(
         self,

@@ -91,8 +91,7 @@ class SuperLinkGrid(StreamingGrid):
         began = time.monotonic()
         waiting: dict[str, tuple[int, Message]] = {}
         for place, message in enumerate(messages):
-            message_id = next(iter(self.push_messages([message])), None)
-            if not message_id:
+            if (message_id := self.send(message)) is None:
                 yield Arrival(place, failure(NODE_GONE, message), 0.0)
             else:
                 waiting[message_id] = (place, message)

@@ -47,15 +47,10 @@ class LearnsLabels(ABC):
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes that a method learns from.
+    """The classes that a method learns from."""
 
-    Attributes:
-        count: how many there are.
-        names: in the order of their labels; (): as the data set numbers them.
-    """
-
-    count: int
-    names: tuple[str, ...] = ()
+    count: int  # how many there are
+    names: tuple[str, ...] = ()  # in the order of their labels; (): as the data set numbers them
 
 
 def sees_labels(config: Config) -> bool:

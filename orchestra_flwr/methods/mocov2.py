@@ -16,14 +16,7 @@ from orchestra_flwr.clustering import FeatureMemory
 from orchestra_flwr.clustering.memory import EMPTY
 from orchestra_flwr.config import Config, ModelConfig, Section
 from orchestra_flwr.data import Recipe
-from orchestra_flwr.methods import (
-    Batch,
-    KnowsChance,
-    Received,
-    Role,
-    StartsRounds,
-    Step,
-)
+from orchestra_flwr.methods import Batch, KnowsChance, Received, Role, StartsRounds, Step
 from orchestra_flwr.methods.families import MomentumEncoder
 from orchestra_flwr.models import build_head
 

@@ -4,6 +4,7 @@ Chen et al., "A Simple Framework for Contrastive Learning of Visual Representati
 """
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,16 +16,11 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, BoundsInformation, KnowsChance, Step
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
+from orchestra_flwr.methods.semi_supervised import WHOLE_BATCH, Group, losses_with_labels
 
 
 def nt_xent_loss(
-    first: Tensor,
-    second: Tensor,
-    temperature: float,
-    *,
-    candidates: Tensor | None = None,
-    weights: Tensor | None = None,
+    first: Tensor, second: Tensor, temperature: float, group: Group = WHOLE_BATCH
 ) -> Tensor:
     """Normalised temperature-scaled cross-entropy (SimCLR, equation 1), averaged over 2 B views.
 
@@ -32,8 +28,7 @@ def nt_xent_loss(
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
-        candidates: (B, B) bool, with which images each image is compared; None: all.
-        weights: (B,) of the images in the mean; None: 1 each.
+        group: the images that are compared and averaged over.
 
     Returns:
         Scalar.
@@ -43,16 +38,11 @@ def nt_xent_loss(
     itself = torch.eye(2 * count, dtype=torch.bool, device=features.device)
     similarity = (features @ features.T / temperature).masked_fill(itself, -torch.inf)
     partner = torch.arange(2 * count, device=features.device).roll(count)
-    return _cross_entropy(similarity, partner, candidates, weights)
+    return _cross_entropy(similarity, partner, group)
 
 
 def info_nce_loss(
-    first: Tensor,
-    second: Tensor,
-    temperature: float,
-    *,
-    candidates: Tensor | None = None,
-    weights: Tensor | None = None,
+    first: Tensor, second: Tensor, temperature: float, group: Group = WHOLE_BATCH
 ) -> Tensor:
     """InfoNCE: which of the other views is of the same image? Averaged over both directions.
 
@@ -64,8 +54,7 @@ def info_nce_loss(
         first: (B, D) features of one view of every image; only their directions matter.
         second: (B, D) features of another view of the same images.
         temperature: tau, by which cosine similarities are divided.
-        candidates: (B, B) bool, as for :func:`nt_xent_loss`.
-        weights: (B,), as for :func:`nt_xent_loss`.
+        group: as for :func:`nt_xent_loss`.
 
     Returns:
         Scalar; log B for features that are all alike.
@@ -73,21 +62,19 @@ def info_nce_loss(
     similarity = F.normalize(first, dim=1) @ F.normalize(second, dim=1).T / temperature
     same = torch.arange(len(first), device=similarity.device)
     directions = (similarity, similarity.T)
-    forth, back = (_cross_entropy(cosines, same, candidates, weights) for cosines in directions)
+    forth, back = (_cross_entropy(cosines, same, group) for cosines in directions)
     return (forth + back) / 2
 
 
-def _cross_entropy(
-    logits: Tensor, targets: Tensor, candidates: Tensor | None, weights: Tensor | None
-) -> Tensor:
+def _cross_entropy(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
     """Weighted mean of the cross-entropies of (k B, k B) logits, of k views of B images."""
-    if candidates is not None:
-        views = len(logits) // len(candidates)
-        logits = logits.masked_fill(~candidates.repeat(views, views), -torch.inf)
-    if weights is None:
+    if group.candidates is not None:
+        views = len(logits) // len(group.candidates)
+        logits = logits.masked_fill(~group.candidates.repeat(views, views), -torch.inf)
+    if group.weights is None:
         return F.cross_entropy(logits, targets)
     entropies = F.cross_entropy(logits, targets, reduction="none")
-    return (entropies * weights.repeat(len(logits) // len(weights))).mean()
+    return (entropies * group.weights.repeat(len(logits) // len(group.weights))).mean()
 
 
 class SimCLR(BoundsInformation, KnowsChance, SomeLabels):
@@ -110,11 +97,7 @@ class SimCLR(BoundsInformation, KnowsChance, SomeLabels):
         features, projections = self.embed(batch.views)
         first, second = projections
         loss = info_nce_loss if self.settings.loss == "infonce" else nt_xent_loss
-
-        def contrast(group: Group) -> Tensor:
-            weighted = {"candidates": group.candidates, "weights": group.weights}
-            return loss(first, second, self.settings.temperature, **weighted)
-
+        contrast = partial(loss, first, second, self.settings.temperature)
         losses = losses_with_labels(
             "contrastive", contrast, self.classifier, features, batch.labels
         )

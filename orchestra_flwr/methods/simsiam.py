@@ -4,6 +4,7 @@ Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -14,27 +15,27 @@ from orchestra_flwr.config import Config, ModelConfig
 from orchestra_flwr.methods import Batch, Role, Step
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
+from orchestra_flwr.methods.semi_supervised import WHOLE_BATCH, Group, losses_with_labels
 from orchestra_flwr.models import build_head
 
 
 def symmetric_negative_cosine(
-    predictions: Sequence[Tensor], targets: Sequence[Tensor], weights: Tensor | None = None
+    predictions: Sequence[Tensor], targets: Sequence[Tensor], group: Group = WHOLE_BATCH
 ) -> Tensor:
     """D(p1, z2) / 2 + D(p2, z1) / 2 with the negative cosine D (SimSiam, equations 1 and 4).
 
     Args:
         predictions: (B, D) of each of the two views; only their directions matter.
         targets: (B, D) of each of the two views; no gradient goes through them.
-        weights: (B,) of the images in the mean; None: 1 each.
+        group: the images of the mean.
 
     Returns:
         Scalar mean over the batch, from -1 (each predicts the other) to 1.
     """
     (p1, p2), (z1, z2) = predictions, targets
     cosines = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
-    if weights is not None:
-        cosines = cosines * weights
+    if group.weights is not None:
+        cosines = cosines * group.weights
     return -cosines.mean() / 2
 
 
@@ -67,10 +68,7 @@ class SimSiam(SomeLabels):
         """Each view predicts the other one; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
         predictions = tuple(self.predictor(projection) for projection in projections)
-
-        def similarity(group: Group) -> Tensor:
-            return symmetric_negative_cosine(predictions, projections, group.weights)
-
+        similarity = partial(symmetric_negative_cosine, predictions, projections)
         return Step(
             losses_with_labels("similarity", similarity, self.classifier, features, batch.labels),
             {"backbone": features, "projector": projections, "predictor": predictions},

@@ -5,6 +5,7 @@ Loss", NeurIPS 2021 (arXiv 2106.04156). `method=specloss` has it on the cosines 
 in the Orchestra paper.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,18 +16,13 @@ from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Step
 from orchestra_flwr.methods.families import SomeLabels
 from orchestra_flwr.methods.labels import LabelSettings
-from orchestra_flwr.methods.semi_supervised import Group, losses_with_labels
+from orchestra_flwr.methods.semi_supervised import WHOLE_BATCH, Group, losses_with_labels
 
 Norm = Literal["sphere", "ball", "none"]
 
 
 def spectral_contrastive_loss(
-    first: Tensor,
-    second: Tensor,
-    norm: Norm = "none",
-    *,
-    weights: Tensor | None = None,
-    pair_weights: Tensor | None = None,
+    first: Tensor, second: Tensor, norm: Norm = "none", group: Group = WHOLE_BATCH
 ) -> Tensor:
     """-2 E<x, x+> + E<x, y>^2 over pairs of views of one and of different images.
 
@@ -35,8 +31,7 @@ def spectral_contrastive_loss(
         second: (B, D) outputs for another view of the same images.
         norm: "sphere": outputs are scaled to unit length first; "ball": only those longer than 1
             are, as in the authors' code (mu = 1); "none": they stay as they are.
-        weights: (B,) of the images in the first mean; None: 1 each.
-        pair_weights: (B, B) of the pairs of different images in the second one; None: 1 each.
+        group: the images of the first mean, and the pairs of the second one.
 
     Returns:
         Scalar: the means over the B equal and the B (B - 1) different pairs. A single image has no
@@ -50,10 +45,10 @@ def spectral_contrastive_loss(
     products = first @ second.T
     same = torch.eye(count, dtype=torch.bool, device=products.device)
     matching, squares = products.diagonal(), products.square().masked_fill(same, 0)
-    if weights is not None:
-        matching = matching * weights
-    if pair_weights is not None:
-        squares = squares * pair_weights
+    if group.weights is not None:
+        matching = matching * group.weights
+    if group.pair_weights is not None:
+        squares = squares * group.pair_weights
     return -2 * matching.mean() + squares.sum() / max(count * (count - 1), 1)
 
 
@@ -75,10 +70,6 @@ class Spectral(SomeLabels):
         """The spectral loss of one step; with labels as :mod:`.semi_supervised` says."""
         features, projections = self.embed(batch.views)
         first, second = projections
-
-        def spectral(group: Group) -> Tensor:
-            weighted = {"weights": group.weights, "pair_weights": group.pair_weights}
-            return spectral_contrastive_loss(first, second, self.settings.norm, **weighted)
-
+        spectral = partial(spectral_contrastive_loss, first, second, self.settings.norm)
         losses = losses_with_labels("spectral", spectral, self.classifier, features, batch.labels)
         return Step(losses, {"backbone": features, "projector": projections})

@@ -26,7 +26,6 @@ which begin with random weights, are never frozen.
 """
 
 import copy
-import itertools
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestra_flwr.config import BatchNorm, Config, ConfigError, ModelConfig, Normalisation
 from orchestra_flwr.console.image_count import OnProgress, no_progress
-from orchestra_flwr.models.features import evaluation_mode
+from orchestra_flwr.models.features import device_of, evaluation_mode
 from orchestra_flwr.models.normalisation import normalise
 
 MEAN, VARIANCE = "running_mean", "running_var"  # the statistics, as torch calls them
@@ -53,15 +52,10 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class FreezableNorms(nn.Module):
-    """A network whose BatchNorm can be frozen: its statistics then stay as they are.
+    """A network whose BatchNorm can be frozen: its statistics then stay as they are."""
 
-    Attributes:
-        norms_are_frozen: whether every BatchNorm in it is in evaluation mode, always.
-        frozen_paths: of the BatchNorm that is frozen even where the rest is not.
-    """
-
-    norms_are_frozen = False
-    frozen_paths: Collection[str] = ()
+    norms_are_frozen = False  # whether every BatchNorm in it is in evaluation mode, always
+    frozen_paths: Collection[str] = ()  # of BatchNorm that is frozen even where the rest is not
 
     def freeze_norms(self, paths: Collection[str] | None = None) -> None:
         """Keeps the statistics of the norms at these paths from now on, in training mode too.
@@ -83,19 +77,12 @@ class FreezableNorms(nn.Module):
 
 @dataclass(frozen=True)
 class BatchNormPolicy:
-    """What a run does with BatchNorm.
+    """What a run does with BatchNorm."""
 
-    Attributes:
-        name: of the policy.
-        asked_by: the key, with its value, from which it follows.
-        model: the run's.
-        clips: whether clients' updates are clipped (`privacy.clip`).
-    """
-
-    name: BatchNorm
-    asked_by: str
-    model: ModelConfig
-    clips: bool = False
+    name: BatchNorm  # of the policy
+    asked_by: str  # the key, with its value, from which it follows
+    model: ModelConfig  # the run's
+    clips: bool = False  # whether clients' updates are clipped (`privacy.clip`)
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -318,7 +305,7 @@ def recalibrated(
     if not norms:
         return result
     momenta = [norm.momentum for norm in norms]
-    home = next(itertools.chain(result.parameters(), result.buffers())).device
+    home = device_of(result)
     result.to(device := device or home)
     batches = max(1, min(math.ceil(len(images) / batch_size), len(images) // 2))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -364,11 +351,6 @@ def is_statistic(name: str) -> bool:
 def is_variance(name: str) -> bool:
     """Whether a tensor of this name is a BatchNorm's running variance, which must stay above 0."""
     return name.endswith(VARIANCE)
-
-
-def is_counter(name: str) -> bool:
-    """Whether a tensor of this name counts a BatchNorm's batches; features do not depend on it."""
-    return name.endswith(COUNTER)
 
 
 def statistics_of(network: nn.Module) -> Iterator[tuple[str, set[str]]]:

@@ -38,20 +38,13 @@ REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
 
 class EncoderSpec(Section):
-    """The description of an encoder, stored as `encoder.json` beside the weights.
+    """The description of an encoder, stored as `encoder.json` beside the weights."""
 
-    Attributes:
-        model: the backbone and its options.
-        channels: colour channels of the images.
-        image_size: height and width of the images in pixels.
-        normalise: how they are scaled, as :func:`normalise` takes it.
-        plugins: users' packages that may hold the backbone; (): those that `model` knows.
-    """
-
-    model: ModelConfig
-    channels: Literal[1, 3]
-    image_size: int = Field(ge=8, le=512)
+    model: ModelConfig  # the backbone and its options
+    channels: Literal[1, 3]  # colour channels of the images
+    image_size: int = Field(ge=8, le=512)  # height and width of the images in pixels
     normalise: Normalisation = "half"  # encoders of earlier versions have no other
+    # Users' packages that may hold the backbone; (): those that `model` knows.
     plugins: tuple[str, ...] = ()
 
     @classmethod
@@ -205,10 +198,10 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
 
 
-def tensors_sha256(backbone: Backbone) -> str:
-    """The SHA-256 of a backbone's tensors and their names, in hexadecimal."""
+def tensors_sha256(network: nn.Module) -> str:
+    """The SHA-256 of a network's tensors and their names, in hexadecimal."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(backbone.state_dict().items()):
+    for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
@@ -266,7 +259,8 @@ def has_frozen_norms(path: str | Path) -> bool:
         ValueError: it is damaged.
     """
     described = read_description(_weights_of(path).with_suffix(".json"))
-    return bool(described["spec"].get("model", {}).get("batch_norm") == "frozen")
+    model = described["spec"].get("model")
+    return isinstance(model, dict) and model.get("batch_norm") == "frozen"
 
 
 def _weights_of(path: str | Path) -> Path:
@@ -319,8 +313,10 @@ def read_description(file: Path) -> dict[str, Any]:
     except (ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}") from error
     checked = digest is not None or "weights_sha256" in described
-    if not isinstance(spec, dict) or (checked and digest != _digest_of(described)):
+    if checked and digest != _digest_of(described):
         raise ValueError(f"{file} is damaged: its checksum is wrong; {REMEDY}")
+    if not (isinstance(spec, dict) and isinstance(described.setdefault("about", {}), dict)):
+        raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}")
     return described
 
 

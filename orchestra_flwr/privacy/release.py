@@ -1,7 +1,5 @@
 """Releases: what clients send beside their state, and the privacy of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -56,7 +54,7 @@ class Release:
             return None
         return calibrate(self.epsilon, self.delta)
 
-    def empty(self) -> Contribution:
+    def empty(self) -> "Contribution":
         """Arrays without rows, for a client that may not contribute."""
         return Contribution({name: torch.zeros(0, width) for name, (_, width) in self.rows.items()})
 

@@ -4,12 +4,12 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv
 equation 2: mu / 2 times the squared distance of the parameters to those received. mu is the weight.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from orchestra_flwr.config import Config
 from orchestra_flwr.methods import Batch, Method, Received, Step
 from orchestra_flwr.terms import Term
 
@@ -22,10 +22,8 @@ class Proximal(Term):
 
     needs_received: ClassVar[bool] = True
 
-    def __init__(self, settings: object, config: Config, method: Method) -> None:
-        super().__init__(settings, config, method)
-        self._trained: list[Tensor] = []
-        self._received: list[Tensor] = []
+    _trained: Sequence[Tensor] = ()
+    _received: Sequence[Tensor] = ()  # in the order of those trained
 
     def start_round(self, method: Method, received: Received) -> None:
         """Stores this round's received parameters."""

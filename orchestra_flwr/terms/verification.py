@@ -22,15 +22,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import UNLABELLED
-from orchestra_flwr.methods import (
-    Batch,
-    BoundsInformation,
-    Method,
-    Received,
-    Role,
-    Step,
-    role_of,
-)
+from orchestra_flwr.methods import Batch, BoundsInformation, Method, Received, Role, Step, role_of
 from orchestra_flwr.methods.semi_supervised import masked_mean
 from orchestra_flwr.models.heads import plain_head
 from orchestra_flwr.terms import Term

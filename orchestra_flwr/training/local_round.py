@@ -21,20 +21,15 @@ from orchestra_flwr.training.views_ahead import ViewsAhead
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What one client did in one round.
+    """What one client did in one round."""
 
-    Attributes:
-        losses: mean of each part of the loss over the steps; empty if nothing was trained.
-        steps: optimizer steps.
-        contribution: what the method sends to the server beside its state.
-        optimizer_state: of the optimizer after the steps, where clients keep it.
-        measures: recorded in the first step, before anything is trained.
-    """
-
+    # Mean of each part of the loss over the steps; empty if nothing was trained.
     losses: dict[str, float]
-    steps: int
-    contribution: Contribution
+    steps: int  # optimizer steps
+    contribution: Contribution  # what the method sends to the server beside its state
+    # Of the optimizer after the steps, where clients keep it.
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
+    # Recorded in the first step, before anything is trained.
     measures: dict[str, float] = field(default_factory=dict)
 
 

@@ -1,7 +1,6 @@
 """Batches on a GPU: the views of many are made at once."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +24,7 @@ class ViewsAhead(BatchMaker):
     captured step must.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._kept: list[Tensor] = []  # rows, views (n, H, W, C) and rotations, by place
+    _kept: Sequence[Tensor] = ()  # rows, views (n, H, W, C) and rotations, by place
 
     def in_steps(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """The (B,) places of each batch's images among those whose views are ready.

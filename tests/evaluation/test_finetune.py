@@ -8,12 +8,7 @@ from orchestra_flwr.config import AugmentationConfig, ModelConfig
 from orchestra_flwr.data import epoch_batches
 from orchestra_flwr.evaluation.classifier import Classifier
 from orchestra_flwr.evaluation.few_labels import labelled_subset, over_seeds
-from orchestra_flwr.evaluation.finetune import (
-    BATCH_SIZE,
-    MIN_STEPS,
-    finetune,
-    schedule_of,
-)
+from orchestra_flwr.evaluation.finetune import BATCH_SIZE, MIN_STEPS, finetune, schedule_of
 from orchestra_flwr.models import Encoder, EncoderSpec
 
 NO_FLIP = AugmentationConfig(flip=False)

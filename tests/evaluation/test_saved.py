@@ -13,10 +13,7 @@ from PIL import Image
 from orchestra_flwr.cli import evaluate_main
 from orchestra_flwr.config import ConfigError, EvaluateConfig, ModelConfig, config_to_yaml, load
 from orchestra_flwr.data import load_dataset
-from orchestra_flwr.evaluation import (
-    knn_accuracy,
-    linear_accuracy,
-)
+from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models import Encoder, EncoderSpec, extract_features, save_encoder

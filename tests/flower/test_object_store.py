@@ -1,7 +1,9 @@
 """Arrays beside the pickle, and in the store; Ray itself is in test_simulation.py."""
 
+import gc
 import pickle
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,6 +74,20 @@ def test_a_round_is_stored_once_and_the_next_one_anew(monkeypatch):
     assert len(store.puts) == 4  # two arrays in each of two rounds
     broadcast(message_)  # sent again
     assert len(store.puts) == 4
+
+
+def test_what_was_stored_is_freed_with_the_last_message(monkeypatch):
+    """Ray frees what no reference is left of: a model would fill its store between the rounds."""
+    monkeypatch.setitem(sys.modules, "ray", Store())
+    broadcast, record = Broadcast(), to_record({"a": VALUES})
+    sent = message(record)
+    broadcast(sent)
+    stored = weakref.ref(sent.content["arrays"]["a"])
+    del record
+    assert stored() is not None
+    del sent
+    gc.collect()
+    assert stored() is None
 
 
 @pytest.mark.parametrize("ray", [None, SimpleNamespace(), SimpleNamespace(is_initialized=bool)])

@@ -63,11 +63,12 @@ def test_what_overload_does_is_tried_again(retries, lines, monkeypatch, error):
     ]
 
 
-def test_it_is_given_up_after_some_minutes(retries):
+@pytest.mark.parametrize(("text", "said"), [("timed out", "timed out"), ("", "ReadTimeout")])
+def test_it_is_given_up_after_some_minutes(retries, text, said):
     retries.max_time = 0
-    error = httpx.ReadTimeout("timed out", request=REQUEST)
+    error = httpx.ReadTimeout(text, request=REQUEST)
     with (
-        pytest.raises(EngineStoppedError, match=r"not answered for 10 minutes \(timed out\)"),
+        pytest.raises(EngineStoppedError, match=rf"not answered for 10 minutes \({said}\)"),
         explained(),
     ):
         retries.invoke(Answers(error))

@@ -23,7 +23,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -35,6 +35,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from orchestra_flwr.flower import program_faults, streaming_grid, superlink_grid
+from orchestra_flwr.flower.streaming_grid import NODE_GONE
 from orchestra_flwr.flower.superlink_grid import SuperLinkGrid
 
 FLOATS = 10_000
@@ -222,6 +223,20 @@ def test_a_message_that_nobody_fetched_in_time_is_deleted(superlink, grid):
         assert "round_timeout" in reply.error.reason
         assert superlink.kept() == 0
     assert silent.fetch() is None  # what it would train on is out of date
+
+
+def test_a_client_that_was_unregistered_meanwhile_is_said_to_be_gone(superlink, grid):
+    """A SuperLink takes no message to it and gives an empty id; it was said to take too long."""
+    gone, there = Client(superlink, "gone"), Client(superlink, "there")
+    superlink.state.nodes[gone.node_id].status = NodeStatus.UNREGISTERED
+
+    def at_work():
+        if (message := there.fetch()) is not None:
+            there.answer(message, 2.0)
+
+    first, second = a_round(grid, [gone, there], at_work, 1.0)
+    assert first.error.reason == NODE_GONE and second.has_content()
+    assert grid.send(*messages(gone)) is None
 
 
 def test_a_message_to_a_client_that_is_lost_is_deleted(superlink, grid):

@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 
 import orchestra_flwr
 from orchestra_flwr.config import ConfigError, ModelConfig
-from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder, tensors_sha256
+from orchestra_flwr.models.encoder import has_frozen_norms
 
 
 @pytest.fixture
@@ -25,6 +26,19 @@ def test_survives_saving_bit_for_bit(encoder, tmp_path):
     assert torch.equal(encoder(images), again(images))
     assert json.loads((tmp_path / "encoder.json").read_text())["about"] == {"rounds": 3}
     assert not again.training and not any(p.requires_grad for p in again.parameters())
+
+
+def test_a_digest_changes_with_every_tensor(encoder):
+    other = Encoder(encoder.spec)
+    other.load_state_dict(encoder.state_dict())
+    digests = {tensors_sha256(encoder)}
+    assert tensors_sha256(other) in digests
+    tensors = other.state_dict().values()
+    for tensor in tensors:
+        tensor[(-1,) * tensor.ndim] += 1
+        digests.add(tensors_sha256(other))
+    assert len(digests) == 1 + len(tensors)
+    assert tensors_sha256(other.to(torch.bfloat16)) not in digests
 
 
 def test_uint8_and_float_images_mean_the_same(encoder):
@@ -324,6 +338,20 @@ def test_sizes_of_a_strangers_description_are_bounded(encoder, tmp_path, change,
         orchestra_flwr.load_encoder(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'encoder.json'}: {reason}")
     assert "\n" not in str(error.value) and time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("change", [{"spec": []}, {"about": "x"}], ids=str)
+def test_a_description_of_another_shape_is_refused(encoder, tmp_path, change):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    (tmp_path / "encoder.json").write_text(json.dumps({"spec": {}, **change}))
+    with pytest.raises(ValueError, match="it describes no encoder"):
+        orchestra_flwr.load_encoder(tmp_path)
+
+
+def test_the_model_of_a_description_may_be_a_name(encoder, tmp_path):
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    (tmp_path / "encoder.json").write_text(json.dumps({"spec": {"model": "convnet"}}))
+    assert not has_frozen_norms(tmp_path)
 
 
 def test_a_description_larger_than_any_is_not_read(encoder, tmp_path):

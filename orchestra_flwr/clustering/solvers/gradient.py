@@ -27,11 +27,7 @@ class Gradient(Solver):
 
 
 def gradient_clustering(
-    local_centroids: Tensor,
-    previous: Tensor,
-    generator: torch.Generator,
-    *,
-    steps: int = STEPS,
+    local_centroids: Tensor, previous: Tensor, generator: torch.Generator, *, steps: int = STEPS
 ) -> Tensor:
     """Moves global centroids so that their softmax agrees with the equal-mass assignment.
 

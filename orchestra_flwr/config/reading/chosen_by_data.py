@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import Override
 from orchestra_flwr.config.choices import DataConfig
 from orchestra_flwr.config.reading.hydra_overrides import options_of_chosen
 from orchestra_flwr.config.reading.overrides import override_text, read_overrides, values_of
+from orchestra_flwr.config.reading.resume import value_at
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse, section_keys
 from orchestra_flwr.config.user_packages import packages_in
@@ -77,9 +78,7 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
     saved: Any = read_config_file(file) if file.is_file() else {}
     lines = []
     for key in dict.fromkeys(line.partition("=")[0] for row in rows for line in row["choose"]):
-        value = saved
-        for name in key.split(".") if "." in key else (key, "name"):
-            value = value.get(name) if isinstance(value, dict) else None
+        value = value_at(saved, key.split(".") if "." in key else (key, "name"))
         lines += [] if value is None else [override_text(key, value)]
     return lines
 

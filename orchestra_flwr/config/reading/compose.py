@@ -216,11 +216,7 @@ def _suggested(
 
 
 def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
-    """The composed values as plain ones.
-
-    Raises:
-        ConfigError: a value refers to one that does not exist.
-    """
+    """The composed values as plain ones."""
     try:
         return {key: plain(composed[key]) for key in _keys(section, composed)}
     except OmegaConfBaseException as error:

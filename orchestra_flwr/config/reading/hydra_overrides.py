@@ -93,10 +93,7 @@ def options_of_chosen(
 
 
 def _lines(
-    section: type[Composed],
-    override: Override,
-    folders: Sequence[Path],
-    packages: Sequence[str],
+    section: type[Composed], override: Override, folders: Sequence[Path], packages: Sequence[str]
 ) -> list[str]:
     """The Hydra overrides, none to several, for one override."""
     key, text = override.key_or_group, override.input_line or ""

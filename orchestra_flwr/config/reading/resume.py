@@ -69,10 +69,10 @@ def resumed(
         raise ConfigError(f"{file}: {error}") from None
     saved = run.model_dump(mode="json")
     for key in suggested:
-        OmegaConf.update(composed, key, _value(saved, key.split(".")))
+        OmegaConf.update(composed, key, value_at(saved, key.split(".")))
     for key in touched(overrides):
         path = key.split(".")
-        new, old = plain(OmegaConf.select(composed, key)), _value(saved, path)
+        new, old = plain(OmegaConf.select(composed, key)), value_at(saved, path)
         if within(key, RESUME_MAY_CHANGE):
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
@@ -96,7 +96,7 @@ def plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _value(values: Any, path: Sequence[str]) -> Any:
+def value_at(values: Any, path: Sequence[str]) -> Any:
     """The value at a path; None where there is none."""
     for name in path:
         values = values.get(name) if isinstance(values, dict) else None

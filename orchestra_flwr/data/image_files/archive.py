@@ -32,15 +32,11 @@ UNDECODABLE = NEED_LIBRARY | {".dng", ".cr2", ".cr3", ".nef", ".arw"}
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file of an archive.
+    """An image file of an archive."""
 
-    Attributes:
-        name: its path below the archive's root, with slashes.
-        stamp: size and time (in a zip: checksum), which differ between two versions of a file, but
-            not always between two files (:meth:`Archive.identity`).
-    """
-
-    name: str
+    name: str  # its path below the archive's root, with slashes
+    # Size and time (in a zip: checksum), which differ between two versions of a file, but not
+    # always between two files (:meth:`Archive.identity`).
     stamp: tuple[int, int]
 
     @property
@@ -108,7 +104,7 @@ class Archive(AbstractContextManager["Archive"]):
             ValueError: it is empty, far too large for an image, or no longer a file.
         """
         if self._zip is None:
-            return _read_regular(self._root / name)
+            return read_regular(self._root / name)
         member = self._members[name]
         if member.flag_bits & ENCRYPTED:
             raise OSError("encrypted; unpack the zip with its password, and give the folder")
@@ -194,8 +190,13 @@ def _slashed(member: zipfile.ZipInfo) -> str:
     return name.replace("\\", "/") if member.create_system == WINDOWS else name
 
 
-def _read_regular(path: Path) -> bytes:
-    """A file's content, if it is still a regular file and not a pipe by now."""
+def read_regular(path: Path) -> bytes:
+    """The content of an image file, which may be a stranger's choice: never of a pipe or device.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no regular file, is empty, or is far too large for an image.
+    """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

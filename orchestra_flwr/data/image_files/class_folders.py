@@ -95,14 +95,10 @@ def _without_outer_folders(placed: Placed) -> Placed:
 
 
 def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
-    """Training and test files; without a folder train/ or test/ all files are for training.
-
-    Raises:
-        ConfigError: there are test images but none for training, or the folders have other names:
-            they would be taken for classes, and test images for training images.
-    """
+    """Training and test files; without a folder train/ or test/ all files are for training."""
     tops = {parts[0] for parts, _ in placed if len(parts) > 1}
     if not tops & SPLIT_FOLDERS:
+        # Folders of other names would be taken for classes, and test images for training images.
         nested = any(len(parts) > 2 for parts, _ in placed)
         if nested and SPLITS.issuperset(name.casefold() for name in tops):
             named = " and ".join(f"{name}/" for name in sorted(tops))

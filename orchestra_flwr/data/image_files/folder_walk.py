@@ -10,17 +10,12 @@ FIRST = ("train", "test")  # walked first, so that links in them count and their
 
 
 class Walk(NamedTuple):
-    """What is below a folder.
+    """What is below a folder."""
 
-    Attributes:
-        files: status of the wanted files, by their paths below the folder, with slashes.
-        again: how many files and folders were met again.
-        unread: reasons by path, of folders and links that cannot be read.
-    """
-
+    # Status of the wanted files, by their paths below the folder, with slashes.
     files: dict[str, os.stat_result]
-    again: int
-    unread: dict[str, str]
+    again: int  # how many files and folders were met again
+    unread: dict[str, str]  # reasons by path, of folders and links that cannot be read
 
 
 def regular_files(root: Path, wanted: Callable[[str], bool]) -> Walk:

@@ -80,31 +80,21 @@ class Classes:
 
 @dataclass(frozen=True)
 class Rows:
-    """The images of a split.
+    """The images of a split."""
 
-    Attributes:
-        names: of the images, printable or not, for messages and for `read`.
-        read: gives an image's file.
-        targets: what each shows, UNLABELLED if that is not known; None if no image's is known.
-        groups: the owner of each; None if that is not known.
-        identity: takes some of the names and identifies their images, so that two versions of them
-            differ; returns values that JSON can hold.
-        are_paths: whether the names are paths below `data.root`.
-    """
-
-    names: Sequence[str]
-    read: Callable[[str], bytes]
+    names: Sequence[str]  # of the images, printable or not, for messages and for `read`
+    read: Callable[[str], bytes]  # gives an image's file
+    # What each shows, UNLABELLED if that is not known; None if no image's is known.
     targets: Targets | None
-    groups: Sequence[str] | None
+    groups: Sequence[str] | None  # the owner of each; None if that is not known
+    # Takes some of the names and identifies their images, so that two versions of them differ;
+    # returns values that JSON can hold.
     identity: Callable[[Sequence[str]], Any]
-    are_paths: bool = False
+    are_paths: bool = False  # whether the names are paths below `data.root`
 
     @classmethod
     def of_files(
-        cls,
-        archive: Archive,
-        files: Sequence[tuple[ImageFile, str | None]],
-        classes: Sequence[str],
+        cls, archive: Archive, files: Sequence[tuple[ImageFile, str | None]], classes: Sequence[str]
     ) -> "Rows":
         """Files of an archive, each with the name of its class; None: it is in none."""
         number: dict[str | None, int] = {name: position for position, name in enumerate(classes)}
@@ -179,17 +169,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source holds.
+    """What a source holds."""
 
-    Attributes:
-        train: the training images.
-        test: the test images, if there are any.
-        classes: the names of the classes of both, as text that can be shown anywhere.
-    """
-
-    train: Rows
-    test: Rows | None
-    classes: tuple[str, ...]
+    train: Rows  # the training images
+    test: Rows | None  # the test images, if there are any
+    classes: tuple[str, ...]  # the names of the classes of both, as text that can be shown anywhere
 
     def dataset(self, name: str, decoded: Decoded | None = None) -> Dataset:
         """The decoded images, training images first; with None all images, without pixels."""

@@ -97,11 +97,7 @@ class FlwrDatasets(Partition):
 
 
 def _partitioner(name: str) -> type[Any]:
-    """The class of this name.
-
-    Raises:
-        ConfigError: there is none, or it does not divide images by their classes.
-    """
+    """The class of this name."""
     from flwr_datasets import partitioner
 
     kinds = [n for n in partitioner.__all__ if n != "Partitioner"]

@@ -1,7 +1,6 @@
 """Clients with a share of images that are of the clients' own classes alone."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from pydantic import Field
@@ -49,19 +48,9 @@ class Skew(Partition):
             cut = round((1 - self.settings.beta) * len(members))
             of_own_classes.append(members[:cut])
             of_any.append(members[cut:])
-        sizes = _sizes(len(of_images), clients)
-        own_sizes = _sizes(sum(map(len, of_own_classes)), clients)
-        own_runs = _cut(np.concatenate(of_own_classes), own_sizes)
-        any_runs = _cut(random.permutation(np.concatenate(of_any)), sizes - own_sizes)
+        own_runs = np.array_split(np.concatenate(of_own_classes), clients)
+        whole = map(len, np.array_split(of_images, clients))  # how many images a client has
+        rest = [count - len(run) for count, run in zip(whole, own_runs, strict=True)]
+        any_images = random.permutation(np.concatenate(of_any))
+        any_runs = np.split(any_images, np.cumsum(rest)[:-1])
         return list(zip(own_runs, any_runs, strict=True))
-
-
-def _sizes(count: int, clients: int) -> Indices:
-    """`count` in nearly equal parts, the larger ones first."""
-    sizes: Indices = (count + clients - 1 - np.arange(clients)) // clients
-    return sizes
-
-
-def _cut(images: Indices, sizes: Indices) -> list[Indices]:
-    ends = np.cumsum(sizes, dtype=np.int64)
-    return [images[start:end] for start, end in pairwise([0, *ends])]

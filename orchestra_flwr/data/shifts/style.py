@@ -163,11 +163,7 @@ def read_copies(folder: str, size: int) -> Tensor:
 
 
 def _numbered(folder: str, files: Sequence[ImageFile]) -> tuple[list[ImageFile], int]:
-    """The files by style and number, and how many styles there are.
-
-    Raises:
-        ConfigError: a file has no style or number, or a style lacks some.
-    """
+    """The files by style and number, and how many styles there are."""
     placed: dict[tuple[str, int], ImageFile] = {}
     for file in files:
         style, stem = file.parts[:-1], Path(file.name).stem

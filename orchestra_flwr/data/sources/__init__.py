@@ -97,11 +97,7 @@ def load_dataset(
 
 
 def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
-    """Makes test images of `data.test_share` of each class's labelled training images.
-
-    Raises:
-        ConfigError: there are test images, or no labels, or too few images of each class.
-    """
+    """Makes test images of `data.test_share` of each class's labelled training images."""
     train, share = dataset.train, config.test_share
     if share is None:
         return dataset

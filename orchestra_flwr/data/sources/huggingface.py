@@ -10,13 +10,8 @@ from typing import Any
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import GroupOptions
-from orchestra_flwr.data.image_files.image_rows import (
-    HIDDEN,
-    Classes,
-    Contents,
-    Rows,
-    load_rows,
-)
+from orchestra_flwr.data.image_files.archive import read_regular
+from orchestra_flwr.data.image_files.image_rows import HIDDEN, Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.extras import log_the_hub_once, require
@@ -82,11 +77,7 @@ class HuggingFace(Source):
 
 
 class _Columns:
-    """Which columns hold images, classes and groups.
-
-    Raises:
-        ConfigError: none or several could be meant, or one is not there.
-    """
+    """Which columns hold images, classes and groups."""
 
     def __init__(self, split: Any, settings: HuggingFaceOptions) -> None:
         from datasets import ClassLabel, Image
@@ -116,7 +107,7 @@ class _Columns:
             if value is None:
                 raise ValueError("no image")
             content: bytes | None = value["bytes"]
-            return Path(value["path"]).read_bytes() if content is None else content
+            return read_regular(Path(value["path"])) if content is None else content
 
         labelled = self._label in split.features
         values = self._values(split, self._group) if self._group in split.features else None
@@ -140,11 +131,7 @@ class _Columns:
 
 
 def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:
-    """The splits by name.
-
-    Raises:
-        ConfigError: no data set is named, or it cannot be read.
-    """
+    """The splits by name."""
     import datasets
 
     log_the_hub_once()

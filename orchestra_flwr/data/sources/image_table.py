@@ -31,17 +31,11 @@ class ImageTableOptions(FileOptions, GroupOptions):
 
 @dataclass(frozen=True)
 class _Lines:
-    """The images that a table lists.
+    """The images that a table lists."""
 
-    Attributes:
-        files: those that exist.
-        labels: the label cell of each; empty without a column of labels.
-        groups: the owner of each; None without such a column.
-    """
-
-    files: list[ImageFile]
-    labels: list[str]
-    groups: list[str] | None
+    files: list[ImageFile]  # those that exist
+    labels: list[str]  # the label cell of each; empty without a column of labels
+    groups: list[str] | None  # the owner of each; None without such a column
 
 
 class ImageTable(Source):

@@ -35,11 +35,7 @@ class TinyImagenet(Source):
 
 
 def _contents(root: Path, archive: Archive) -> Contents:
-    """Training files by their folders, validation files by the list.
-
-    Raises:
-        ConfigError: there are none of one or the other, or a file has no known class.
-    """
+    """Training files by their folders, validation files by the list."""
     train: list[tuple[ImageFile, str | None]] = []
     validation: dict[str, ImageFile] = {}
     outer = ""

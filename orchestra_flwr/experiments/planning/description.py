@@ -29,29 +29,19 @@ class Adjustment(Section):
 
 
 class Scale(Section):
-    """What all experiments of a scale have in common.
+    """What all experiments of a scale have in common."""
 
-    Attributes:
-        title: its name in the report.
-        comparable: whether results may be compared with the paper's in absolute value.
-        jobs: runs side by side.
-        machine: overrides of every run that choose what computes it.
-        overrides: of every run of an experiment that names no preset.
-        with_root, without_root: further such overrides if `data.root` is set, and if it is not.
-        axes: axes that experiments take by name.
-        adjustments: overrides for combinations of values of such axes.
-        compare: by axis, for a value the paper's value to show beside it.
-    """
-
-    title: str
-    comparable: bool
-    jobs: int = Field(ge=1)
-    machine: Overrides = ()
-    overrides: Overrides
+    title: str  # its name in the report
+    comparable: bool  # whether results may be compared with the paper's in absolute value
+    jobs: int = Field(ge=1)  # runs side by side
+    machine: Overrides = ()  # overrides of every run that choose what computes it
+    overrides: Overrides  # of every run of an experiment that names no preset
+    # Further such overrides, if `data.root` is set and if it is not.
     with_root: Overrides = ()
     without_root: Overrides = ()
-    axes: dict[str, AxisValues]
-    adjustments: tuple[Adjustment, ...] = ()
+    axes: dict[str, AxisValues]  # axes that experiments take by name
+    adjustments: tuple[Adjustment, ...] = ()  # overrides for combinations of values of such axes
+    # By axis, for a value the paper's value to show beside it.
     compare: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
@@ -63,22 +53,16 @@ class Scaling(Section):
 
 
 class Presentation(Section):
-    """How the report shows an experiment.
+    """How the report shows an experiment."""
 
-    Attributes:
-        kind: table: numbers only; lines: a measure over an axis; rounds: kNN over the rounds;
-            embedding: t-SNE of test images; tuning: the score without labels against kNN.
-        rows: the axes whose values name a table's rows; x and series where there are none.
-        x: the axis along which lines are drawn.
-        x_title: its name in the picture.
-        series: the axis that has a colour for each value.
-    """
-
+    # table: numbers only; lines: a measure over an axis; rounds: kNN over the rounds; embedding:
+    # t-SNE of test images; tuning: the score without labels against kNN.
     kind: Literal["table", "lines", "rounds", "embedding", "tuning"]
+    # The axes whose values name a table's rows; x and series where there are none.
     rows: tuple[str, ...] = ()
-    x: str | None = None
-    x_title: str | None = None
-    series: str | None = None
+    x: str | None = None  # the axis along which lines are drawn
+    x_title: str | None = None  # its name in the picture
+    series: str | None = None  # the axis that has a colour for each value
 
     @property
     def row_axes(self) -> tuple[str, ...]:
@@ -87,52 +71,37 @@ class Presentation(Section):
 
 
 class AtScale(Section):
-    """What differs at one scale.
+    """What differs at one scale."""
 
-    Attributes:
-        preset: its settings replace the scale's.
-        overrides: further ones, of every run.
-        axes, leave_out: replace the experiment's.
-        transfer: other images to evaluate the encoders on; arguments of the evaluation's command.
-    """
-
-    preset: str | None = None
-    overrides: Overrides = ()
+    preset: str | None = None  # its settings replace the scale's
+    overrides: Overrides = ()  # further ones, of every run
+    # In place of the experiment's.
     axes: dict[str, str | AxisValues] = Field(default_factory=dict)
     leave_out: tuple[Cells, ...] | None = None
+    # Other images to evaluate the encoders on; arguments of the evaluation's command.
     transfer: Overrides = ()
 
 
 class Experiment(Section):
-    """A table or a figure of the paper.
-
-    Attributes:
-        title, reference, about: its name, its place in the paper, what it shows.
-        work: what a row computes: `train` trains a federation, `split` only splits the images.
-        seeds: every row is run with all of them.
-        axes: what is varied, each axis by its values or by the name of an axis of the scale; every
-            combination is a row.
-        leave_out: combinations that are not run: those whose values are all in one entry.
-        scaling: a rule that follows an axis.
-        measures: what is reported.
-        show: how the report shows it.
-        paper, small: what differs at a scale.
-        medium: the same; None: what differs at `small`.
-    """
+    """A table or a figure of the paper."""
 
     title: str
-    reference: str
-    about: str
+    reference: str  # its place in the paper
+    about: str  # what it shows
+    # What a row computes: `train` trains a federation, `split` only splits the images.
     work: Literal["train", "split"] = "train"
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2)  # every row is run with all of them
+    # What is varied, each axis by its values or by the name of an axis of the scale; every
+    # combination is a row.
     axes: dict[str, str | AxisValues]
+    # Combinations that are not run: those whose values are all in one entry.
     leave_out: tuple[Cells, ...] = ()
     scaling: Scaling | None = None
-    measures: tuple[Measure, ...] = Field(min_length=1)
+    measures: tuple[Measure, ...] = Field(min_length=1)  # what is reported
     show: Presentation
-    paper: AtScale = AtScale()
+    paper: AtScale = AtScale()  # what differs at a scale
     small: AtScale = AtScale()
-    medium: AtScale | None = None
+    medium: AtScale | None = None  # the same; None: what differs at `small`
 
     def at(self, scale: str) -> AtScale:
         """What differs at one of `SCALES`."""

@@ -12,23 +12,15 @@ DRIFT, CLIENTS = "evaluation.drift=true", "evaluation.clients=true"
 
 @dataclass(frozen=True)
 class MeasureFacts:
-    """Where a measure is stored, and its meaning.
+    """Where a measure is stored, and its meaning."""
 
-    Attributes:
-        title: in a report.
-        place: its path of keys in a file; (): its own name.
-        needs: the override with which a run takes it; "": every run does.
-        evaluation: the evaluation of a saved encoder whose file has it; "": `summary.json` has it.
-        factor: of the value that is shown.
-        more_is_better: whether that can be said.
-    """
-
-    title: str
-    place: tuple[str, ...] = ()
-    needs: str = ""
+    title: str  # in a report
+    place: tuple[str, ...] = ()  # its path of keys in a file; (): its own name
+    needs: str = ""  # the override with which a run takes it; "": every run does
+    # The evaluation of a saved encoder whose file has it; "": `summary.json` has it.
     evaluation: str = ""
-    factor: float = 100
-    more_is_better: bool = True
+    factor: float = 100  # of the value that is shown
+    more_is_better: bool = True  # whether that can be said
 
     @property
     def is_accuracy(self) -> bool:

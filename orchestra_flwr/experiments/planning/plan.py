@@ -27,25 +27,18 @@ PLANS = "plans"  # the folder, beside the runs, that assigns runs to experiments
 
 
 class Plan(Section):
-    """All runs of an experiment at a scale; stored beside them, for the report.
-
-    Attributes:
-        command: that runs it; one line each if several commands asked for some of the runs.
-        extra: overrides that the command added to the experiment's; None in plans of old versions.
-        experiment, settings: what is run, and its scale.
-        transfer: name of the evaluation by other images; None without any.
-        transfer_root: where these images are, if the command said so.
-    """
+    """All runs of an experiment at a scale; stored beside them, for the report."""
 
     name: str = Field(pattern=r"^\w+$")  # a part of names of files, as is the scale
     scale: str = Field(pattern=r"^\w+$")
-    command: str
+    command: str  # that runs it; one line each if several commands asked for some of the runs
+    # Overrides that the command added to the experiment's; None in plans of old versions.
     extra: Overrides | None = None
     experiment: Experiment
     settings: Scale
     rows: tuple[Row, ...]
-    transfer: str | None = None
-    transfer_root: str | None = None
+    transfer: str | None = None  # name of the evaluation by other images; None without any
+    transfer_root: str | None = None  # where these images are, if the command said so
 
     @property
     def changes(self) -> list[str] | None:

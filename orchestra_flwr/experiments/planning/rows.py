@@ -28,39 +28,25 @@ CHECK = "max_update"  # of `federation`
 
 
 class Row(Section):
-    """One run of an experiment.
+    """One run of an experiment."""
 
-    Attributes:
-        values: the row's value on each axis.
-        seed: of the run.
-        overrides: arguments of `orchestra-sim`, without the seed.
-        run: the name of its folder.
-        rounds: that the run has when it is complete; None in plans of old versions.
-    """
-
-    values: dict[str, str]
-    seed: int
-    overrides: Overrides
+    values: dict[str, str]  # the row's value on each axis
+    seed: int  # of the run
+    overrides: Overrides  # arguments of `orchestra-sim`, without the seed
     run: str = Field(pattern=r"^[^/.][^/]*$")  # a folder beside the plans
-    rounds: int | None = None
+    rounds: int | None = None  # that the run has when it is complete; None in plans of old versions
 
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes the rows of an experiment at a scale.
-
-    Attributes:
-        experiment, settings, scale: what is run, the scale's settings, and its name.
-        axes: the values of each axis at the scale.
-        extra: overrides of the command, of every row.
-        composed: cached configurations by their overrides, which many rows share.
-    """
+    """Composes the rows of an experiment at a scale."""
 
     experiment: Experiment
     settings: Scale
-    scale: str
-    axes: Axes
-    extra: Sequence[str]
+    scale: str  # the name of the settings
+    axes: Axes  # the values of each axis at the scale
+    extra: Sequence[str]  # overrides of the command, of every row
+    # Cached configurations by their overrides, which many rows share.
     composed: dict[Overrides, Config] = field(default_factory=dict)
 
     def rows(

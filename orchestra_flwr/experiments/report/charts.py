@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from orchestra_flwr.console.text import lookup
 from orchestra_flwr.experiments.results.embedding import Embedding
 from orchestra_flwr.experiments.results.runs import Run, curve_title
-from orchestra_flwr.experiments.results.statistics import Sample
+from orchestra_flwr.experiments.results.statistics import Sample, mean_curve
 from orchestra_flwr.files import replacing
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
 
@@ -72,7 +72,7 @@ def draw_rounds(panels: Mapping[str, Mapping[str, Sequence[Run]]]) -> Figure:
     for panel, (title, series) in zip(figure.axes, panels.items(), strict=True):
         score = curve_title(itertools.chain.from_iterable(series.values()))
         for number, (name, runs) in enumerate(series.items()):
-            _curve(panel, [_by_round(run, _score) for run in runs], name, number)
+            _curve(panel, [by_round(run, _score) for run in runs], name, number)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         _finish(panel, title, "round", f"{score}, %")
     _legend(figure)
@@ -85,8 +85,8 @@ def draw_progress(series: Mapping[str, Sequence[Run]]) -> Figure:
     figure = new_figure(10.5, 6.4)
     loss, rounds, traffic, time = figure.subplots(2, 2).flat
     for number, (name, runs) in enumerate(series.items()):
-        _curve(loss, [_by_round(run, _loss) for run in runs], name, number)
-        _curve(rounds, [_by_round(run, _score) for run in runs], name, number)
+        _curve(loss, [by_round(run, _loss) for run in runs], name, number)
+        _curve(rounds, [by_round(run, _score) for run in runs], name, number)
         for run in runs[:1]:  # gigabytes and minutes differ between seeds: only the first run's
             _plot(traffic, _by_cost(run, _gigabytes), name, number)
             _plot(time, _by_cost(run, _minutes), name, number)
@@ -159,14 +159,9 @@ def _curve(
     panel: Axes, curves: Sequence[Sequence[tuple[float, float]]], name: str, number: int
 ) -> None:
     """Draws the mean of curves over the rounds that all have, with their deviation as a band."""
-    by_round: dict[float, list[float]] = {}
-    for curve in curves:
-        for x, y in curve:
-            by_round.setdefault(x, []).append(y)
-    common = {x: Sample.of(ys) for x, ys in sorted(by_round.items()) if len(ys) == len(curves)}
-    samples = [(x, sample) for x, sample in common.items() if sample]
-    _plot(panel, [(x, sample.mean) for x, sample in samples], name, number)
-    band = [(x, s.mean, s.deviation) for x, s in samples if s.deviation is not None]
+    samples = mean_curve(curves)
+    _plot(panel, [(x, sample.mean) for x, sample in samples.items()], name, number)
+    band = [(x, s.mean, s.deviation) for x, s in samples.items() if s.deviation is not None]
     if band:
         rounds, mean, deviation = np.array(band).T
         colour = PALETTE[number % len(PALETTE)]
@@ -184,8 +179,9 @@ def _plot(panel: Axes, points: Sequence[tuple[float, float]], name: str, number:
 Record = Mapping[str, object]
 
 
-def _by_round(run: Run, value: Callable[[Run, Record], float | None]) -> list[tuple[float, float]]:
-    points = ((float(record["round"]), value(run, record)) for record in run.metrics)
+def by_round(run: Run, value: Callable[[Run, Record], float | None]) -> list[tuple[float, float]]:
+    """A run's rounds, each with a value of its record, where there is one."""
+    points = ((record["round"], value(run, record)) for record in run.metrics)
     return [(x, y) for x, y in points if y is not None]
 
 
@@ -201,7 +197,7 @@ def _by_cost(run: Run, cost: Callable[[Record], float]) -> list[tuple[float, flo
 
 
 def _score(run: Run, record: Record) -> float | None:
-    value = lookup(record, "scores", run.saved_backbone, run.curve)
+    value = run.score(record)
     return None if value is None else 100 * value
 
 

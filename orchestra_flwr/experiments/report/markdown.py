@@ -18,19 +18,12 @@ SYNTAX = re.compile(r"[\\`*\[\]<&|~]|(?<!\w)_|_(?!\w)|^[#>]|^[-+](?= )|(?<=^\d)[
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; the first column names the row, the others hold numbers.
+    """Columns and rows; the first column names the row, the others hold numbers."""
 
-    Attributes:
-        columns: their titles.
-        rows: a text for every column.
-        strong: (row, column) of highlighted cells.
-        danger: rows of runs that were not private, which are marked.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    strong: frozenset[tuple[int, int]] = frozenset()
-    danger: frozenset[int] = frozenset()
+    columns: tuple[str, ...]  # their titles
+    rows: tuple[tuple[str, ...], ...]  # a text for every column
+    strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of highlighted cells
+    danger: frozenset[int] = frozenset()  # rows of runs that were not private, which are marked
 
     def markdown(self) -> str:
         """The table as Markdown; all columns but the first are right-aligned."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.console.text import lookup
 from orchestra_flwr.experiments.planning.measure_table import MEASURES
 from orchestra_flwr.experiments.report.charts import (
+    by_round,
     draw_embeddings,
     draw_lines,
     draw_progress,
@@ -29,7 +29,7 @@ from orchestra_flwr.experiments.results.differences import by_difference
 from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.paper import paper_value
 from orchestra_flwr.experiments.results.runs import Run, curve_title
-from orchestra_flwr.experiments.results.statistics import Sample, correlation
+from orchestra_flwr.experiments.results.statistics import Sample, correlation, mean_curve
 from orchestra_flwr.experiments.results.tuning import WITH_LABELS, selection
 
 Presenter = Callable[[Results, Path], Iterator[str]]  # yields parts of the report, in Markdown
@@ -82,8 +82,10 @@ def show_rounds(results: Results, file: Path) -> Iterator[str]:
 
 def rounds_to_accuracy(lines: Mapping[str, Sequence[Run]]) -> Table:
     """The rounds in which the mean accuracy of a line first reached 5 %, 10 %, ..."""
-    means = {name: _mean_score(runs) for name, runs in lines.items()}
-    curves = {name: curve for name, curve in means.items() if curve}
+    curves: dict[str, dict[float, float]] = {}
+    for name, runs in lines.items():
+        if mean := mean_curve([by_round(run, Run.score) for run in runs]):
+            curves[name] = {number: sample.mean for number, sample in mean.items()}
     if not curves:
         return Table(("",), ())
     first = min(min(curve.values()) for curve in curves.values())
@@ -189,17 +191,6 @@ PRESENTERS: Mapping[str, Presenter] = {  # a table alone needs none
 
 def _title(results: Results) -> str:
     return f"{results.plan.experiment.title} ({results.plan.settings.title})"
-
-
-def _mean_score(runs: Sequence[Run]) -> dict[int, float]:
-    """Mean of the curves' score by round, for the rounds in which all runs were evaluated."""
-    by_round: dict[int, list[float]] = {}
-    for run in runs:
-        for record in run.metrics:
-            score = lookup(record, "scores", run.saved_backbone, run.curve)
-            if score is not None:
-                by_round.setdefault(record["round"], []).append(score)
-    return {n: sum(v) / len(v) for n, v in sorted(by_round.items()) if len(v) == len(runs)}
 
 
 def _pairs(rows: Sequence[Result], measure: str) -> list[tuple[float, float]]:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestra_flwr.config import ConfigError, is_free, why_unread
+from orchestra_flwr.config import ConfigError, why_unread
 from orchestra_flwr.console.text import duration, size
 from orchestra_flwr.experiments.planning.plan import Plan, read_plans
 from orchestra_flwr.experiments.report.html import to_html
@@ -19,11 +19,7 @@ from orchestra_flwr.experiments.report.markdown import (
     quiet,
     warning,
 )
-from orchestra_flwr.experiments.report.presentations import (
-    PRESENTERS,
-    show_progress,
-    show_runs,
-)
+from orchestra_flwr.experiments.report.presentations import PRESENTERS, show_progress, show_runs
 from orchestra_flwr.experiments.report.tables import (
     WORSE,
     lines_table,
@@ -90,7 +86,7 @@ def _experiment(results: Results, folder: Path) -> Iterator[str]:
     yield heading(2, f"{experiment.reference}: {experiment.title} ({plan.settings.title})")
     yield escape(experiment.about)
     if not plan.settings.comparable:
-        changed = " ".join(o for o in plan.extra or () if not is_free(o))
+        changed = " ".join(plan.changes or ())
         beside = f" with {changed}" if changed and plan.scale == "paper" else ""
         title = plan.settings.title + beside
         yield warning(
@@ -110,7 +106,7 @@ def _experiment(results: Results, folder: Path) -> Iterator[str]:
         yield table.markdown()
         yield from _worse_legend(table)
     if results.incomplete:
-        lines = [f"{run.name}: {run.reason}" for run in results.incomplete]
+        lines = [f"{name}: {reason}" for name, reason in results.incomplete.items()]
         expected = len({row.run for row in plan.rows})
         yield warning(f"{len(lines)} of {expected} runs are not complete:")
         yield items(lines) if len(lines) <= 5 else folded("Which", items(lines))

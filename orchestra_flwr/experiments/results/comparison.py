@@ -14,29 +14,14 @@ ACCURACIES = ("knn", "linear")
 
 
 @dataclass(frozen=True)
-class Incomplete:
-    """A run that is missing, unfinished, failed or not fully evaluated, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Result:
-    """A row of an experiment, over its seeds.
+    """A row of an experiment, over its seeds."""
 
-    Attributes:
-        values: the row's value on each axis.
-        runs: its complete runs.
-        ours: by measure, the mean of the runs that have it, in the measure's unit.
-        paper: by measure, what the paper prints.
-        before: by measure, the mean before training of the same runs.
-    """
-
-    values: dict[str, str]
-    runs: tuple[Run, ...]
-    ours: dict[str, Sample]
-    paper: dict[str, Sample]
+    values: dict[str, str]  # the row's value on each axis
+    runs: tuple[Run, ...]  # its complete runs
+    ours: dict[str, Sample]  # by measure, the mean of the runs that have it, in the measure's unit
+    paper: dict[str, Sample]  # by measure, what the paper prints
+    # By measure, the mean before training of the same runs.
     before: dict[str, Sample] = field(default_factory=dict)
 
     def gain(self, measure: str) -> float | None:
@@ -62,17 +47,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of an experiment.
-
-    Attributes:
-        plan: its rows and seeds.
-        rows: in the plan's order.
-        incomplete: runs that are missing, unfinished, failed or not evaluated.
-    """
+    """The results of an experiment."""
 
     plan: Plan
-    rows: tuple[Result, ...]
-    incomplete: tuple[Incomplete, ...]
+    rows: tuple[Result, ...]  # in the plan's order
+    # Why runs are missing, unfinished, failed or not fully evaluated, by name.
+    incomplete: dict[str, str]
 
     @property
     def runs(self) -> list[Run]:
@@ -95,25 +75,24 @@ def read_results(plan: Plan, folder: Path) -> Results:
     ended early is left out, and so is one that is damaged or that this version cannot read.
     """
     by_row: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    incomplete: dict[str, Incomplete] = {}
+    incomplete: dict[str, str] = {}
     by_name = {row.run: read_run(folder / row.run) for row in plan.rows}
     plan = _with_map(plan, [run for run in by_name.values() if run is not None])
     for row in plan.rows:
         runs = by_row.setdefault(tuple(row.values.items()), [])
         run, log = by_name[row.run], folder / LOGS / f"{row.run}.log"
         if run is not None and (why := why_left_out(run, row)):
-            incomplete[row.run] = Incomplete(row.run, why)
+            incomplete[row.run] = why
         elif run is not None and run.summary:
             runs.append(run)
             missing = [m for m in plan.experiment.measures if run.is_missing(m, plan.transfer)]
             if missing:
                 titles = ", ".join(MEASURES[measure].title for measure in missing)
-                why_not = _with_error(f"not measured: {titles}", log)
-                incomplete[row.run] = Incomplete(row.run, why_not)
+                incomplete[row.run] = _with_error(f"not measured: {titles}", log)
         else:
-            incomplete[row.run] = Incomplete(row.run, _why(run, log))
+            incomplete[row.run] = _why(run, log)
     rows = tuple(_result(plan, dict(values), runs) for values, runs in by_row.items())
-    return Results(plan, rows, tuple(incomplete.values()))
+    return Results(plan, rows, incomplete)
 
 
 def _with_map(plan: Plan, runs: list[Run]) -> Plan:

@@ -1,6 +1,8 @@
 """Test images in the plane: t-SNE of a saved encoder's features."""
 
 import json
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -37,11 +39,8 @@ def embed(run: Run) -> Embedding:
         FileNotFoundError: the run saved no encoder.
     """
     file = run.folder / FILE
-    if file.is_file():
-        read = read_json(file)
-        if is_of_saved_weights(file, read, run.folder):
-            points, labels = np.array(read["points"]), np.array(read["labels"])
-            return Embedding(points, labels, tuple(read["classes"]))
+    if stored := _stored(file):
+        return stored
     encoder = load_encoder(run.folder)
     test = load_dataset(run.config.data).test
     if test is None or test.labels is None:
@@ -54,14 +53,25 @@ def embed(run: Run) -> Embedding:
     points = project(torch.nn.functional.normalize(features, dim=1).numpy())
     assert chosen.labels is not None
     embedding = Embedding(points, chosen.labels.numpy(), chosen.classes)
-    stored = {
+    values = {
         "points": np.round(points, 3).tolist(),
         "labels": embedding.labels.tolist(),
         "classes": list(embedding.classes),
         "weights_sha256": saved_weights(run.folder),
     }
-    write_atomically(file, (json.dumps(stored) + "\n").encode())
+    write_atomically(file, (json.dumps(values) + "\n").encode())
     return embedding
+
+
+def _stored(file: Path) -> Embedding | None:
+    """What a run folder's file holds; None if it is missing, damaged or of other weights."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        read = read_json(file)
+        points = np.array(read["points"], np.float64).reshape(-1, 2)
+        labels, classes = np.array(read["labels"], np.int64), tuple(map(str, read["classes"]))
+        if labels.shape == points.shape[:1] and is_of_saved_weights(file, read, file.parent):
+            return Embedding(points, labels, classes)
+    return None
 
 
 def project(features: NDArray[np.float32]) -> NDArray[np.float64]:

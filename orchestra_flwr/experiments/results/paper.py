@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from orchestra_flwr.config import read_config_file
 from orchestra_flwr.experiments.results.statistics import Sample
 
 SEEDS = 3  # "All results are averaged over 3 seeds" (Orchestra, section 6)
@@ -17,9 +16,7 @@ FILES = ("paper", MUTUAL_INFORMATION, "dec_ssl")
 
 @cache
 def _values(file: str) -> dict[str, Any]:
-    values = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name(f"{file}.yaml")))
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    return read_config_file(Path(__file__).with_name(f"{file}.yaml"))
 
 
 def paper_source(experiment: str) -> str:

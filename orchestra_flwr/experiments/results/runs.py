@@ -24,20 +24,14 @@ STARTED = "=== started "  # begins the line that each start of a run writes into
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder.
+    """A run folder."""
 
-    Attributes:
-        folder: where it is.
-        summary: `summary.json`; empty where the run has not ended.
-        evaluations: `evaluation/<name>.json` by name, of the weights that the run saves. An
-            experiment's evaluations have names that no other command writes. Damaged ones count as
-            missing.
-        damage: what is wrong with its records, if anything; then there is no summary.
-    """
-
-    folder: Path
-    summary: dict[str, Any]
+    folder: Path  # where it is
+    summary: dict[str, Any]  # `summary.json`; empty where the run has not ended
+    # `evaluation/<name>.json` by name, of the weights that the run saves. An experiment's
+    # evaluations have names that no other command writes. Damaged ones count as missing.
     evaluations: dict[str, dict[str, Any]]
+    # What is wrong with its records, if anything; then there is no summary.
     damage: str | None = None
 
     @property
@@ -108,6 +102,10 @@ class Run:
         places = (lookup(record, "scores", self.saved_backbone, "map") for record in self.metrics)
         return "knn" if all(value is None for value in places) else "map"
 
+    def score(self, record: Mapping[str, Any]) -> float | None:
+        """The score of :attr:`curve` in a round's record; None where it was not evaluated."""
+        return lookup(record, "scores", self.saved_backbone, self.curve)
+
     def before(self, name: str) -> float | None:
         """A measure of the encoder before training, where `summary.json` has it."""
         facts = MEASURES[name]
@@ -141,7 +139,9 @@ def read_run(folder: Path) -> Run | None:
         return None
     try:
         summary = _read_json(folder / "summary.json")
-        _read_json(folder / ENCODER)
+        parts = summary.get("versions"), _read_json(folder / ENCODER).get("about")
+        if not all(isinstance(part, dict | None) for part in parts):
+            raise ValueError(f"{folder}: versions in summary.json or about in {ENCODER} is damaged")
     except ValueError as error:
         return Run(folder, {}, {}, str(error))
     evaluations = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sample:
-    """A mean over runs.
+    """A mean over runs."""
 
-    Attributes:
-        mean: of the runs.
-        deviation: the sample's standard deviation (divided by n - 1); None for one run.
-        count: of the runs.
-    """
-
-    mean: float
-    deviation: float | None
-    count: int
+    mean: float  # of the runs
+    deviation: float | None  # the sample's standard deviation (divided by n - 1); None for one run
+    count: int  # of the runs
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Sample | None:
@@ -32,6 +27,15 @@ class Sample:
     def __str__(self) -> str:
         """As in a table: "71.58 ± 0.53", or the mean alone."""
         return f"{self.mean:.2f}" + ("" if self.deviation is None else f" ± {self.deviation:.2f}")
+
+
+def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> dict[float, Sample]:
+    """The sample of curves, given as points, at each place that all of them have, in order."""
+    values: dict[float, list[float]] = {}
+    for x, y in itertools.chain.from_iterable(curves):
+        values.setdefault(x, []).append(y)
+    samples = {x: Sample.of(ys) for x, ys in sorted(values.items()) if len(ys) == len(curves)}
+    return {x: sample for x, sample in samples.items() if sample}
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

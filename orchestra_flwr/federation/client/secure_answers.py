@@ -51,42 +51,45 @@ class SecureAnswers:
         """
         task = content.config_records[CONFIG]
         stage = str(task[SECURE_STAGE])
+        text: Any
         try:
             asked = json.loads(str(task[SECURE_TEXT]))
             if stage == "keys":
-                return self._reply(task, self._begun(asked, int(str(task["round"]))).advertise())
+                self.current = self._begun(asked, int(str(task["round"])))
             if self.current is None:
                 raise SumRefusedError(f"asked for stage {stage} of a sum that it is not in")
-            if stage == "shares":
-                return self._reply(task, self.current.share(asked["roster"]))
-            if stage == "boxes":
-                return self._reply(task, self.current.hold(asked["boxes"], asked["graph"]))
-            if stage == "input":
-                return self._masked(self.current, asked, content, client())
-            if stage == "confirm":
-                signed = self.current.confirm(asked["survivors"], self.confirmations)
-                return self._reply(task, signed)
-            if stage == "unmask":
-                shares = self.current.unmask(asked["signatures"], asked["views"])
-                return self._reply(task, shares)
-        except (KeyError, TypeError, AttributeError) as error:
+            match stage:
+                case "keys":
+                    text = self.current.advertise()
+                case "shares":
+                    text = self.current.share(asked["roster"])
+                case "boxes":
+                    text = self.current.hold(asked["boxes"], asked["graph"])
+                case "input":
+                    alive = [str(name) for name in asked["alive"]]
+                case "confirm":
+                    text = self.current.confirm(asked["survivors"], self.confirmations)
+                case "unmask":
+                    text = self.current.unmask(asked["signatures"], asked["views"])
+                case _:
+                    raise SumRefusedError(f"{stage!r} is no stage of secure aggregation")
+        except SumRefusedError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self.current = None  # it answers nothing more of this sum
             raise SumRefusedError(f"stage {stage}: a malformed message: {error!r}") from error
-        raise SumRefusedError(f"{stage!r} is no stage of secure aggregation")
+        if stage == "input":
+            return self._masked(self.current, alive, content, client())
+        return self._reply(task, text)
 
     def _begun(self, asked: Any, round_: int) -> SumClient:
-        try:
-            layout = tuple((int(bits), int(size)) for bits, size in asked["layout"])
-            run, attempt, noise = str(asked["run"]), str(asked["attempt"]), float(asked["noise"])
-            occasion = Occasion(run, round_, attempt, layout, noise)
-        except ValueError as error:
-            raise SumRefusedError(f"stage keys: a malformed message: {error}") from error
-        self.current = SumClient(
-            self.name, occasion, sign=self.sign, verify=self.verify, least=self.least
-        )
-        return self.current
+        layout = tuple((int(bits), int(size)) for bits, size in asked["layout"])
+        run, attempt, noise = str(asked["run"]), str(asked["attempt"]), float(asked["noise"])
+        occasion = Occasion(run, round_, attempt, layout, noise)
+        return SumClient(self.name, occasion, sign=self.sign, verify=self.verify, least=self.least)
 
     def _masked(
-        self, current: SumClient, asked: Any, content: RecordDict, client: OrchestraClient
+        self, current: SumClient, alive: list[str], content: RecordDict, client: OrchestraClient
     ) -> RecordDict:
         """Trains, and masks the result."""
         task = content.config_records[CONFIG]
@@ -113,7 +116,7 @@ class SecureAnswers:
             metrics = {}  # their names might reveal what no noise covers
         seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
         vector = codec.encode(trained, Start(before, current.count), numbers, seed)
-        view = current.mask(asked["alive"], vector, basis)
+        view = current.mask(alive, vector, basis)
         reply = self._reply(task, {"metrics": sorted(metrics), "view": view})
         masked = {f"ring{8 * part.itemsize}": part for part in vector}
         # Rows are differentially private by themselves: `excluded.py` refuses runs with others.

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.federation.engines import Engine, Serve
 from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
 from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError, RaySettings
 from orchestra_flwr.federation.engines.resources import against_one_gpu

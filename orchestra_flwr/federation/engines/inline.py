@@ -14,7 +14,7 @@ from orchestra_flwr.config import Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.client_app import forget_images
-from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.federation.engines import Engine, Serve
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.streaming_grid import OneRunGrid
 from orchestra_flwr.training import client_threads, resolve_device, torch_threads

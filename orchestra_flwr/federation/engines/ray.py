@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.federation.client.answers import ran_out_of_memory
 from orchestra_flwr.federation.client.client_app import app as client_app
-from orchestra_flwr.federation.engines.base import Engine, Serve
+from orchestra_flwr.federation.engines import Engine, Serve
 from orchestra_flwr.federation.engines.resources import (
     against_one_gpu,
     available_nodes,

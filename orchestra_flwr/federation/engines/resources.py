@@ -123,10 +123,7 @@ def ray_backend(config: Config) -> dict[str, Any]:
     init_args: dict[str, Any] = {"log_to_driver": False}
     if address is None:
         init_args |= {"num_cpus": int(nodes[0].cpus), "include_dashboard": False}
-    return {
-        "client_resources": {"num_cpus": threads, "num_gpus": share},
-        "init_args": init_args,
-    }
+    return {"client_resources": {"num_cpus": threads, "num_gpus": share}, "init_args": init_args}
 
 
 def _check_port(address: str) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from orchestra_flwr.config import Config, ConfigError, OptionalPathText, Section
+from orchestra_flwr.federation.exchanges import Exchange, Stage
 from orchestra_flwr.federation.exchanges.asynchronous import Arrivals, Asynchronous, Work
-from orchestra_flwr.federation.exchanges.base import Exchange, Stage
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.seeding import numpy_generator
 

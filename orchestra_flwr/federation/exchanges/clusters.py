@@ -21,7 +21,7 @@ from orchestra_flwr.clustering.linkage import linkage_groups
 from orchestra_flwr.clustering.sketch import sketch
 from orchestra_flwr.config import Config, Section
 from orchestra_flwr.data import epoch_batches
-from orchestra_flwr.federation.exchanges.base import Exchange, Offer, Result, Stage, Task
+from orchestra_flwr.federation.exchanges import Exchange, Offer, Result, Stage, Task, client_order
 from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.models import check_statistics, extract_features
 from orchestra_flwr.models.precision import passes_in
@@ -202,13 +202,11 @@ class Clusters(Exchange):
     def metrics(self) -> dict[str, Any]:
         """Members of each cluster, and how many clients changed theirs in this round."""
         if self._warm:
-            return {"moved": 0, "members": {self._names[0]: _ordered(self._trained)}}
-        members = {
-            name: _ordered(
-                client for client, assigned in self._assigned.items() if assigned == number
-            )
-            for number, name in enumerate(self._names)
-        }
+            everybody = sorted(self._trained, key=client_order)
+            return {"moved": 0, "members": {self._names[0]: everybody}}
+        members: dict[str, list[str]] = {name: [] for name in self._names}
+        for client in sorted(self._assigned, key=client_order):
+            members[self._names[self._assigned[client]]].append(client)
         return {"moved": self._moved, "members": members}
 
     def state(self) -> dict[str, Any]:
@@ -216,7 +214,7 @@ class Clusters(Exchange):
         return {
             "warm": self._warm,
             "assigned": dict(self._assigned),
-            "trained": _ordered(self._trained),
+            "trained": sorted(self._trained, key=client_order),
             "sketches": dict(self._sketches),
         }
 
@@ -283,8 +281,3 @@ def _mean_loss(offer: Offer, name: str) -> float:
             losses = method.loss(batch).losses
         total += len(rows) * float(sum(losses.values()))
     return total / len(offer.images)
-
-
-def _ordered(clients: Any) -> list[str]:
-    """Names with "2" before "10"."""
-    return sorted(clients, key=lambda name: (len(name), name))

@@ -6,7 +6,7 @@ AISTATS 2017 (arXiv 1602.05629), Algorithm 1.
 
 from typing import ClassVar
 
-from orchestra_flwr.federation.exchanges.base import Exchange
+from orchestra_flwr.federation.exchanges import Exchange
 
 
 class Star(Exchange):

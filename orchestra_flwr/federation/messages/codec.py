@@ -18,6 +18,7 @@ from torch import Tensor
 
 from orchestra_flwr.federation.messages import base13
 from orchestra_flwr.federation.messages.fields import with_prefix
+from orchestra_flwr.flower.arrays import as_tensor
 from orchestra_flwr.models.batch_norm import is_variance
 
 BLOCK = 4096  # values that share a scale: smaller blocks hardly round less (docs/performance.md)
@@ -174,7 +175,7 @@ class BlockCodec(Codec):
         self, name: str, flat: np.ndarray, generator: torch.Generator | None = None
     ) -> dict[str, np.ndarray]:
         """As :meth:`Codec.encode`; float16 is always rounded to the nearest."""
-        values = _tensor(_fitting({name: flat}, {name: (np.dtype(np.float32), self._size)})[name])
+        values = as_tensor(_fitting({name: flat}, {name: (np.dtype(np.float32), self._size)})[name])
         arrays = {part: np.empty(count, dtype) for part, (dtype, count) in self.form(name).items()}
         parts = _parts(name, arrays)
         for span in self._spans:
@@ -204,7 +205,7 @@ class BlockCodec(Codec):
 
 def _parts(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """The arrays of one name without it, as tensors."""
-    return {part: _tensor(array) for part, array in with_prefix(arrays, f"{name}.").items()}
+    return {part: as_tensor(array) for part, array in with_prefix(arrays, f"{name}.").items()}
 
 
 def _encode_blocks(
@@ -259,7 +260,3 @@ def _fitting(arrays: Mapping[str, np.ndarray], form: Form) -> Mapping[str, np.nd
                 f"expected {count} values of {dtype}, {name} is {array.dtype} {array.shape}"
             )
     return arrays
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.require(array, requirements="W"))

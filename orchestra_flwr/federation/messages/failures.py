@@ -5,9 +5,8 @@ deployment that is another party's machine, so only the word travels; the text s
 terminal. A simulation runs for one user, and its errors travel with their text.
 """
 
-from __future__ import annotations
-
 from enum import Enum
+from typing import Self
 
 from flwr.app import Error
 
@@ -46,12 +45,12 @@ class Failure(Enum):
         return f"{self.word} ({self.meaning}); details are on the client's terminal"
 
     @classmethod
-    def of(cls, code: int) -> Failure | None:
+    def of(cls, code: int) -> Self | None:
         """The failure with this code; None: the error is one of Flower's own."""
         return next((failure for failure in cls if failure.code == code), None)
 
     @classmethod
-    def named(cls, word: str) -> Failure:
+    def named(cls, word: str) -> Self:
         """The failure that a client named; any other word counts as `FAILED`."""
         return next((failure for failure in cls if failure.word == word), cls.FAILED)
 

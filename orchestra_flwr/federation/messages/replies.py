@@ -22,12 +22,7 @@ from orchestra_flwr.federation.messages.fields import (
 )
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.flower.arrays import all_finite, size_in_bytes
-from orchestra_flwr.methods import (
-    Method,
-    classification_head_of,
-    ordered_backbones,
-    release_of,
-)
+from orchestra_flwr.methods import Method, classification_head_of, ordered_backbones, release_of
 from orchestra_flwr.privacy.release import Release
 
 SLACK = 1 << 20  # bytes of a reply beside its arrays

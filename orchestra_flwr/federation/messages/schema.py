@@ -14,12 +14,11 @@ Server state and contributions are small, and clustering and its privacy depend 
 they are always float32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ class Schema:
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, learner: Learner, role: Role) -> Schema:
+    def of(cls, learner: Learner, role: Role) -> Self:
         """The schema of one role.
 
         Raises:
@@ -119,7 +118,7 @@ class Schemas:
     frozen: Schema = Schema(())
 
     @classmethod
-    def of(cls, learner: Learner, config: Config) -> Schemas:
+    def of(cls, learner: Learner, config: Config) -> Self:
         """The schemas of a run.
 
         Raises:

@@ -146,8 +146,7 @@ class SecureStrategy(OrchestraStrategy):
             map(self._with_basis, messages), timeout=self._timeout
         )
         for task, message in zip(tasks, replies, strict=True):
-            self._count_received_bytes(message)
-            self._note_holder(task.client, message)
+            self._note_answer(task.client, message)
             self._take_reply(task.client, message, self._take_vector)
 
     def _with_basis(self, message: Message) -> Message:

@@ -1,14 +1,12 @@
 """The file from which a run goes on: written whole or not at all, read without pickle."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,12 +21,7 @@ from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import BEST, BestEncoder
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
-from orchestra_flwr.reporting.kept_checkpoints import (
-    EARLIER_VALUES,
-    LATEST,
-    drop_old,
-    keep_latest,
-)
+from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, drop_old, keep_latest
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
 EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
@@ -66,7 +59,7 @@ class Position:
     counted: list[str] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)  # the virtual time, where there is one
 
-    def after(self, number: int, report: RoundReport, seconds: float) -> Position:
+    def after(self, number: int, report: RoundReport, seconds: float) -> Self:
         """The position after one more round.
 
         Args:
@@ -86,7 +79,7 @@ class Position:
             smallest_cluster=min((size for size in smallest if size is not None), default=None),
         )
 
-    def with_counted(self, report: RoundReport) -> Position:
+    def with_counted(self, report: RoundReport) -> Self:
         """With the clients whose work has counted in one more round."""
         counted = {*self.counted, *report.trained}
         return replace(self, counted=[client for client in self.clients if client in counted])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.errors import FederationError
+from orchestra_flwr.federation.exchanges import client_order
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import CLIENTS, RUN, SPLIT
 from orchestra_flwr.federation.server.checkpoint import Position, run_id
@@ -34,10 +35,11 @@ class Cohorts:
     message: Callable[[str], None]  # shows a line to a person
 
     def __post_init__(self) -> None:
-        self._config, self._exchange = self.federation.config, self.federation.exchange
+        self._config, exchange = self.federation.config, self.federation.exchange
+        self._asynchronous = exchange if isinstance(exchange, Asynchronous) else None
         learner = self.federation.models.learner
         self._capacity = learner.capacity  # clients of a run at most; None: any number
-        self._keep_state = keeps_state(self._config, learner) or self._exchange.remembers
+        self._keep_state = keeps_state(self._config, learner) or exchange.remembers
         self._sum_is_full = False  # whether it was shown that more clients are here
         self._over_capacity: set[str] = set()  # clients for whom there was no number left
         self._capped: set[str] = set()  # clients for whom it was shown that not all images count
@@ -52,7 +54,7 @@ class Cohorts:
         busy = len(self.members.images) - len(nodes)
         clients = assign_numbers(position.clients, nodes, self._capacity)
         nodes = self._with_numbers(nodes, clients)
-        if self.timeline is not None and not self._is_asynchronous(number):
+        if self.timeline is not None and not (self._asynchronous and number):
             nodes = {client: nodes[client] for client in self.timeline.free(nodes)}
             busy = self.timeline.busy()
         images = {name: self.members.images[name] for name in nodes}
@@ -76,33 +78,26 @@ class Cohorts:
         )
         return self._with_cohort(round_), replace(position, clients=clients)
 
-    def _is_asynchronous(self, number: int) -> bool:
-        """Whether clients began when they could; in round 0 all begin together."""
-        return isinstance(self._exchange, Asynchronous) and number > 0
-
     def _with_cohort(self, round_: Round) -> Round:
         """The round with the clients that are asked, or whose results come next."""
-        number, nodes = round_.number, round_.nodes
-        if not self._is_asynchronous(number):
+        number, nodes, exchange = round_.number, round_.nodes, self._asynchronous
+        if exchange is None or number == 0:  # in round 0 all begin together
             return replace(round_, cohort=self._draw_cohort(number, nodes, round_.busy))
-        assert isinstance(self._exchange, Asynchronous)
         size = self._config.federation.cohort_size(len(nodes))
         clients = sorted(nodes, key=client_order)
         images = round_.images
         if self.work is not None:
-            self.work.begin_round(round_, self._exchange.results(size))
+            self.work.begin_round(round_, exchange.results(size))
             images = {**self.work.images, **images}  # one that has left may still answer
         work = self.timeline if self.work is None else self.work
-        arrivals = self._exchange.arrivals(number, clients, size, work, self._config.seed)
+        arrivals = exchange.arrivals(number, clients, size, work, self._config.seed)
         versions = dict(arrivals)
         if self.work is not None:
             versions |= dict.fromkeys(self.work.failed, number - 1)
         return replace(round_, cohort=tuple(versions), versions=versions, images=images)
 
     def _draw_cohort(self, number: int, nodes: Mapping[str, int], busy: int) -> tuple[str, ...]:
-        if isinstance(self._exchange, Asynchronous) and (
-            recorded := self._exchange.recorded(number)
-        ):
+        if self._asynchronous and (recorded := self._asynchronous.recorded(number)):
             return tuple(recorded)
         size = min(len(nodes), self._config.federation.asked(len(nodes) + busy))
         if self._config.privacy.secure_aggregation and size > MAX_CLIENTS:
@@ -146,7 +141,7 @@ class Cohorts:
         if not self._keep_state:
             return location
         location[RUN] = run_id(self.folder.checkpoint)
-        if self.members.share_disk:
+        if self.members.is_simulated:
             location[CLIENTS] = str(self.folder.clients.resolve())
         return location
 
@@ -162,11 +157,6 @@ def max_counted_images(images: Collection[int], times: float | None) -> int | No
     if times is None or not images:
         return None
     return max(1, int(times * statistics.median_low(images)))
-
-
-def client_order(name: str) -> tuple[int, str]:
-    """Sorting key of clients: "2" comes before "10", and any names have one order."""
-    return len(name), name
 
 
 def cohort_seed(config: Config, key: bytes | None) -> int:

@@ -17,11 +17,17 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, beyond_limit, limited_dataset
 from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
-from orchestra_flwr.evaluation.features import weights_digest
 from orchestra_flwr.evaluation.scores import Labelled
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
-from orchestra_flwr.models import Backbone, BatchNormPolicy, Encoder, device_of, recalibrated
+from orchestra_flwr.models import (
+    Backbone,
+    BatchNormPolicy,
+    Encoder,
+    device_of,
+    recalibrated,
+    tensors_sha256,
+)
 from orchestra_flwr.models.batch_norm import INITIAL, RECALIBRATED, has_statistics
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import resolve_device, torch_threads
@@ -130,7 +136,8 @@ class Evaluator:
         with self._one_at_a_time, torch_threads():
             for name, backbone in backbones[:1] if kept_only else backbones:
                 head = classification_head_of(method, backbone)
-                digest = weights_digest(backbone, *([] if head is None else [head]))
+                networks = [backbone] if head is None else [backbone, head]
+                digest = " ".join(map(tensors_sha256, networks))
                 digest += " untrained" * untrained
                 self._go_on()
                 if digest not in self._remembered:

@@ -111,7 +111,7 @@ class FederationRun:
             config,
             self.release,
             folder.checkpoint,
-            replays=members.replays,
+            replays=members.is_simulated,
             signed=members.verify is not None,
             message=progress.message,
         )
@@ -127,7 +127,7 @@ class FederationRun:
             folder.path,
             frozen_weights(self.models, members, folder),
             progress.client_asked,
-            members.share_disk,
+            members.is_simulated,
         )
         self.timeline = Timeline.of(config, members.images, self.models.schemas)
         self.work = OutstandingWork.of(self.grid, self.federation, members, progress.round_started)
@@ -258,7 +258,7 @@ class FederationRun:
         position = replace(position, exchange=exchange, best=best)
         if self.timeline:
             position = replace(position, clock=self.timeline.state())
-        if not self.members.share_disk:  # simulated clients' own records are this run's
+        if not self.members.is_simulated:  # simulated clients' own records are this run's
             last_used = report.last_used(position.last_used, position.round, round_.versions)
             position = replace(position, last_used=last_used)
         elif self.federation.frozen:

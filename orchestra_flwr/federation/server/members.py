@@ -35,8 +35,9 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 15.0, 300.0
 class Members(ABC):
     """Knows the clients of a federation; marks and announcements are for those that come and go."""
 
-    replays: bool  # whether a client that repeats a round returns the same bits
-    share_disk: bool  # whether clients can write into the run folder, to keep their state there
+    # Whether they write their state into the run folder, and return the same bits if they repeat a
+    # round
+    is_simulated: bool
     names: tuple[str, ...]  # of all clients, in their order; () where they come and go
     images: dict[str, int]  # that each client has; real ones said so when they joined
     holders: set[str]  # clients that have the frozen weights; the server adds to it
@@ -78,8 +79,7 @@ class SimulatedMembers(Members):
         split: their fingerprint, by which clients check that they have the same; "": they do not.
     """
 
-    replays = True
-    share_disk = True
+    is_simulated = True
 
     def __init__(self, grid: Grid, parts: Mapping[str, Sized], split: str = "") -> None:
         self.split = split
@@ -119,8 +119,7 @@ class ConnectedMembers(Members):
     others choose their own.
     """
 
-    replays = False
-    share_disk = False
+    is_simulated = False
     names = ()
 
     grid: SuperLinkGrid
@@ -263,8 +262,8 @@ class ConnectedMembers(Members):
             # free again is given all that are there before the latest.
             ttl = time_to_live(MAX_RETRY_SECONDS)
             message = Message(RecordDict({CONFIG: greeting}), node, MessageType.QUERY, ttl=ttl)
-            for message_id in self.grid.push_messages([message]):
-                self._greeted[node] = (message_id, time.monotonic())
+            if (key := self.grid.send(message)) is not None:  # else it has just gone
+                self._greeted[node] = (key, time.monotonic())
 
     def _take_answers(self) -> None:
         asked = {message_id: node for node, (message_id, _) in self._greeted.items()}

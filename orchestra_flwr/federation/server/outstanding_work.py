@@ -100,7 +100,7 @@ class OutstandingWork:
         messages = strategy.configure_train(self._round.number)
         now = time.perf_counter()
         for client, message in zip(clients, messages, strict=True):
-            key = next(iter(self.grid.push_messages([message])), None)
+            key = self.grid.send(message)
             message.content = RecordDict()
             self._asked[client] = _Asked(key, message, self._round.images[client], now)
         return [now] * len(clients)

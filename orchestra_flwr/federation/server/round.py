@@ -22,7 +22,7 @@ class Round:
     number: int  # from 0; in round 0, which only some methods have, nothing is trained
     nodes: Mapping[str, int]  # node id of each client that could be asked
     # Names of the clients that are asked, in the order of
-    # :func:`orchestra_flwr.federation.server.cohorts.client_order`
+    # :func:`orchestra_flwr.federation.exchanges.client_order`
     cohort: tuple[str, ...] = ()
     # Each client's number in the run, which never changes
     indices: Mapping[str, int] = field(default_factory=dict)

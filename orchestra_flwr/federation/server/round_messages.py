@@ -43,7 +43,7 @@ class RoundMessages:
     def ends_early(self) -> bool:
         """Whether a stage may end before all have answered; without a clock no simulated client
         is late."""
-        early = self.federation.config.federation.ends_early and not self.members.share_disk
+        early = self.federation.config.federation.ends_early and not self.members.is_simulated
         return self.timeline is not None or early
 
     def exchange(self, round_: Round, report: RoundReport) -> None:

@@ -139,27 +139,19 @@ def _final_metrics(
     position: Position, untrained: Scores, scores: Scores, backbones: list[str]
 ) -> dict[str, Any]:
     """The saved backbone's scores at the top level, the others' and the untrained ones below."""
-    kept, *others = backbones
-    metrics: dict[str, Any] = {}
-    if scores:
-        # Without any round of training the last scores are the first.
-        trained = {
-            name: {
-                key: value
-                for key, value in of_backbone.items()
-                if key != "batch_norm" and not key.endswith(OF_STATISTICS)
-            }
-            for name, of_backbone in scores.items()
+    # Without any round of training the last scores are the first.
+    trained = {
+        name: {
+            key: value
+            for key, value in of_backbone.items()
+            if key != "batch_norm" and not key.endswith(OF_STATISTICS)
         }
-        metrics = {
-            **trained[kept],
-            **{name: trained[name] for name in others if name in trained},
-        }
-    if untrained:
-        metrics["untrained"] = {**untrained[kept], **{name: untrained[name] for name in others}}
+        for name, of_backbone in scores.items()
+    }
     return {
-        **metrics,
-        "backbone": kept,
+        **_kept_first(trained, backbones),
+        **({"untrained": _kept_first(untrained, backbones)} if untrained else {}),
+        "backbone": backbones[0],
         "rounds": position.round,
         "seconds": position.seconds,
         **({"virtual_seconds": position.clock["now"]} if position.clock else {}),
@@ -167,3 +159,8 @@ def _final_metrics(
         "bytes_down": position.bytes_down,
         "k_anonymity": position.smallest_cluster,
     }
+
+
+def _kept_first(scores: Scores, backbones: list[str]) -> dict[str, Any]:
+    kept, *others = backbones
+    return {**scores.get(kept, {}), **{name: scores[name] for name in others if name in scores}}

@@ -1,7 +1,7 @@
 """Updates the server's models by the good replies of a stage."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,9 +45,12 @@ class StageUpdate:
         self._models = self.federation.models
         self._sent: dict[str, np.ndarray] = {}  # by model, as clients decode it
         self._means: dict[str, Aggregation] = {}
-        self._origins: dict[str, dict[str, float]] = {}  # of each mean, weights by trained model
-        self._contributions: dict[str, dict[str, list[np.ndarray]]] = {}
-        self._results: dict[str, int] = {}  # good ones that entered each model
+        # Of each mean, weights by trained model
+        self._origins: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._contributions: dict[str, dict[str, list[np.ndarray]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self._results = Counter[str]()  # good ones that entered each model
         self._independent = self._independent_models()
         self._drifts: dict[str, StreamingDrift] = {}
         spans, resting = self._schemas.shared.spans, self._models.learner.resting(self.round.number)
@@ -92,16 +95,14 @@ class StageUpdate:
                 self._means[name].add(reply.shared, weight * share)
                 if self._measures_drift:
                     self._add_drift(name, reply.shared, weight * share)
-                origins = self._origins.setdefault(name, {})
-                origins[reply.model] = origins.get(reply.model, 0.0) + weight * share
+                self._origins[name][reply.model] += weight * share
                 if name in self._independent:
                     state = self._new_state(name)
                     self._update_model(name, state, self._sent.pop(name, None))
         for name in shares:
-            self._results[name] = self._results.get(name, 0) + 1
-            rows = self._contributions.setdefault(name, {})
+            self._results[name] += 1
             for array_name, array in reply.contributions.items():
-                rows.setdefault(array_name, []).append(array)
+                self._contributions[name][array_name].append(array)
         self.report.results.append((task.client, weight, reply.metrics))
         self.report.examples += reply.examples
         self.report.client_seconds += reply.metrics.get("seconds", 0.0)

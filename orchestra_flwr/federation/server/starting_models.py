@@ -54,5 +54,5 @@ def frozen_weights(models: Models, members: Members, folder: RunFolder) -> Froze
         raise FederationError(f"cannot resume: {folder.frozen} has no frozen weights")
     schema.unpack(values, state)
     members.announce(digest)
-    shared = folder.frozen if members.share_disk else None
+    shared = folder.frozen if members.is_simulated else None
     return FrozenWeights(values, digest, shared, members.holders)

@@ -177,7 +177,7 @@ class OrchestraStrategy(Strategy):
         ranges = score_ranges(self._config, self._models.learner.method)
         optional = {PERSONAL} if self._config.evaluation.personal_by_clients else frozenset()
         for task, message in zip(self.stage.tasks, replies, strict=True):
-            self._count_received_bytes(message)
+            self._note_answer(task.client, message)
             joined = self.round.images.get(task.client)
             try:
                 images, values = check_scores(message, self._schemas, ranges, optional, joined)
@@ -263,12 +263,16 @@ class OrchestraStrategy(Strategy):
             ttl=time_to_live(self.federation.timeout),
         )
 
-    def _count_received_bytes(self, message: Message) -> None:
+    def _note_answer(self, client: str, message: Message) -> None:
+        """Counts its bytes. A client that answered has the frozen weights; one that failed may have
+        lost them."""
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
+        if frozen := self.federation.frozen:
+            (frozen.holders.discard if message.has_error() else frozen.holders.add)(client)
 
     def _checked(self, task: Task, message: Message, update: StageUpdate) -> Reply | None:
-        self._count_received_bytes(message)
+        self._note_answer(task.client, message)
         try:
             reply = check_reply(
                 message,
@@ -281,9 +285,7 @@ class OrchestraStrategy(Strategy):
             )
         except BadReplyError as reason:
             self._drop(dropped(task.client, message, reason))
-            self._note_holder(task.client, message)
             return None
-        self._note_holder(task.client, message)
         if (reported := reply.metrics["examples"]) > reply.examples:
             self.report.notes.append(
                 f"client {task.client} reports {reported:g} images and joined with "
@@ -296,10 +298,9 @@ class OrchestraStrategy(Strategy):
 
     def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
         """A function that makes the (size,) state that a client received."""
-        version = self.round.versions.get(client)
-        if version is None or version == self.round.number - 1:  # as all clients receive it now
-            return update.as_received
-        return lambda model: self._older(version)
+        latest = self.round.number - 1
+        version = self.round.versions.get(client, latest)
+        return update.as_received if version == latest else lambda model: self._older(version)
 
     def _older(self, version: int) -> np.ndarray:
         """(size,) state with which results of this stage began, decoded once."""
@@ -312,20 +313,13 @@ class OrchestraStrategy(Strategy):
 
     def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
         """Converts a reply to an older model into one to the current model."""
-        version = self.round.versions.get(client)
-        if version is None or reply.shared is None:
-            return reply
-        staleness = self.round.number - 1 - version
-        if staleness == 0:
+        latest = self.round.number - 1
+        version = self.round.versions.get(client, latest)
+        if version == latest or reply.shared is None:
             return reply
         began, now = self._older(version), update.as_received(reply.model)
         spans = self._models.trained_spans
-        return replace(reply, shared=refreshed(reply.shared, began, now, spans, staleness))
-
-    def _note_holder(self, client: str, message: Message) -> None:
-        """A client that answered has the frozen weights; one that failed may have lost them."""
-        if frozen := self.federation.frozen:
-            (frozen.holders.discard if message.has_error() else frozen.holders.add)(client)
+        return replace(reply, shared=refreshed(reply.shared, began, now, spans, latest - version))
 
     def _plausibility(self, update: StageUpdate) -> Plausibility:
         """For the replies of the stage. With a clip, which bounds all updates, nothing is refused:

@@ -1,6 +1,5 @@
 """The virtual time of a simulation: who is free, when replies come, and when a round ends."""
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,6 +13,7 @@ from orchestra_flwr.federation.clocks import Device
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.flower.streaming_grid import Arrival
 from orchestra_flwr.methods import Role, release_of
 from orchestra_flwr.seeding import derive
@@ -43,8 +43,7 @@ class Timeline:
         rows = release.rows.values() if release else ()
         self._rows = sum(4 * most * width for most, width in rows)
         self._busy: dict[str, float] = {}  # until when clients are at work, perhaps in vain
-        table = repr(sorted(self.devices.items())).encode()
-        self._fingerprint = hashlib.sha256(table).hexdigest()[:16]
+        self._fingerprint = fingerprint_of(repr(sorted(self.devices.items())))
 
     @classmethod
     def of(cls, config: Config, images: Mapping[str, int], schemas: Schemas) -> Self | None:

@@ -67,8 +67,8 @@ class MomentumEncoder(KeepsState, Projecting):
 
     def role(self, name: str) -> Role:
         """The target has the roles of what it follows; it is local where clients keep state."""
-        owner = name.removeprefix(TARGET) if name.partition(".")[0] in self._copies() else name
-        role = super().role(owner)
+        own, copies = name.removeprefix(TARGET), {TARGET + copied for copied in self.followed}
+        role = super().role(own if name.partition(".")[0] in copies else name)
         return Role.LOCAL if self._is_local and name.startswith(TARGET) else role
 
     def backbones(self) -> dict[str, Backbone]:
@@ -77,6 +77,3 @@ class MomentumEncoder(KeepsState, Projecting):
         if self._is_local:
             return online
         return {**online, "target": cast(Backbone, self.target("backbone"))}
-
-    def _copies(self) -> set[str]:
-        return {TARGET + name for name in self.followed}

@@ -13,14 +13,10 @@ from orchestra_flwr.models.precision import network_pass
 
 
 class TrainedOn(NamedTuple):
-    """The images that pretrained weights were trained on.
+    """The images that pretrained weights were trained on."""
 
-    Attributes:
-        size: height and width in pixels.
-        normalise: the value of `data.normalise` that scales as they were scaled, or nearly so.
-    """
-
-    size: int
+    size: int  # height and width in pixels
+    # The value of `data.normalise` that scales as they were scaled, or nearly so.
     normalise: Normalisation
 
 

@@ -1,7 +1,5 @@
 """The cryptography of a sum: key pairs, sealed shares, masks; ciphers are those of a library."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets
@@ -150,7 +148,7 @@ def fits(vector: Vector, layout: Layout) -> bool:
     return parts == [(bits, (size,)) for bits, size in layout] and len(parts) == len(vector)
 
 
-def _private_key(seed: bytes) -> X25519PrivateKey:
+def _private_key(seed: bytes) -> "X25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(derived(seed, b"private key"))

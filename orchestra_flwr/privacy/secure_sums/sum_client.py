@@ -121,10 +121,7 @@ class SumClient:
                 self._refuse(f"the keys of {holder}: {error}")
             boxes[holder] = primitives.sealed(key, pair, about).hex()
         about = self.occasion.statement("commitment", self.name)
-        return {
-            "boxes": boxes,
-            "commitment": primitives.commitment(self._secrets.own_seed, about),
-        }
+        return {"boxes": boxes, "commitment": primitives.commitment(self._secrets.own_seed, about)}
 
     def hold(self, boxes: Mapping[str, str], graph: Mapping[str, str]) -> list[str]:
         """Opens the shares that others sealed for it, and compares who drew whom.

@@ -1,6 +1,6 @@
 """Stochastic gradient descent with momentum: the same bits as torch.optim.SGD."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from pydantic import Field
@@ -21,11 +21,7 @@ class SGD(Optimizer):
 
     settings: Settings
 
-    def __init__(
-        self, settings: Settings, parameters: Iterable[Tensor], lr: float | Tensor
-    ) -> None:
-        super().__init__(settings, parameters, lr)
-        self._running: list[Tensor] = []
+    _running: list[Tensor] | tuple[()] = ()  # nothing before the first step
 
     def update(self, gradients: list[Tensor]) -> None:
         """Adds the gradients to the running one, and moves the parameters by it."""

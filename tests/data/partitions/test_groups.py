@@ -7,13 +7,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.choices import PartitionConfig
-from orchestra_flwr.data import (
-    UNLABELLED,
-    ImageSet,
-    load_dataset,
-    partition_by_name,
-    try_partition,
-)
+from orchestra_flwr.data import UNLABELLED, ImageSet, load_dataset, partition_by_name, try_partition
 
 FILES = ("cat/mon/1.jpg", "cat/tue/1.jpg", "dog/mon/2.jpg", "dog/mon/3.jpg", "dog/wed/1.jpg")
 

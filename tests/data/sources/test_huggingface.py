@@ -13,7 +13,9 @@ from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import UNLABELLED, load_dataset, partition_by_name
 
+pyarrow = pytest.importorskip("pyarrow")
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 CLASSES = ["cat", "dog", "eel"]
 
@@ -204,6 +206,17 @@ def test_broken_images_are_skipped_by_name(config, tmp_path, caplog):
     dataset = load_dataset(config(folder))
     assert len(dataset.train) == 2 and dataset.train.labels is None
     assert dataset.skipped == (("train/1", "not an image"),)
+
+
+def test_a_device_that_a_row_names_is_not_read(config, tmp_path):
+    """Reading some would never end: /dev/zero, a pipe."""
+    picture(9).save(tmp_path / "good.png")
+    paths = [str(tmp_path / "good.png"), "/dev/null"]
+    table = pyarrow.table({"image": [{"bytes": None, "path": path} for path in paths]})
+    (tmp_path / "rows").mkdir()
+    parquet.write_table(table, tmp_path / "rows" / "train.parquet")
+    dataset = load_dataset(config(tmp_path / "rows", image="image"))
+    assert dataset.skipped == (("train/1", "not a regular file"),)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A real client in secure aggregation: what it demands, sends and refuses."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,6 +216,8 @@ def test_a_sum_in_a_plain_run_is_refused(worker, configured, ask, task, said):
     ("shares", {}, {}, "a malformed message"),
     ("shares", 3, {}, "a malformed message"),
     ("keys", {"run": "x"}, {}, "a malformed message"),
+    ("keys", {"run": "x", "attempt": "y", "noise": 0, "layout": [[32, math.inf]]}, {},
+     "a malformed message"),
     ("unmask", {"signatures": {}, "views": {}}, {}, "asked for stage unmask, and it is shares"),
     ("everything", {}, {}, "'everything' is no stage of secure aggregation"),
 ])  # fmt: skip
@@ -222,6 +225,16 @@ def test_what_it_does_not_do(talk, said, stage, text, entries, why):
     one = talk().until("shares")
     assert one.ask(stage, text, **entries) == "privacy_refused"
     assert why in said[-1] and said[-1].startswith("failed: ") and "\n" not in said[-1]
+
+
+def test_after_a_malformed_message_it_answers_nothing_more_of_a_sum(talk, said):
+    """It would mask its vector without the masks of those that drew it."""
+    one = talk().until("boxes")
+    boxes = one.server.boxes_for("kitchen")["boxes"]
+    assert one.ask("boxes", {"boxes": boxes, "graph": 3}) == "privacy_refused"
+    assert "stage boxes: a malformed message" in said[-1]
+    assert one.ask("input", {"alive": ["kitchen", *OTHERS]}) == "privacy_refused"
+    assert said[-1] == "failed: asked for stage input of a sum that it is not in"
 
 
 def test_a_cohort_below_its_own_bound_is_refused(talk, said):

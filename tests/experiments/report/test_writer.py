@@ -90,7 +90,7 @@ def test_what_is_missing_failed_or_unfinished_is_listed_with_its_reason(
     log = tmp_path / "logs" / f"{runs['no target', 0]}.log"
     log.write_text("error: the disk is full\n")
     make_run(runs["no target", 1], None, metrics=[{}, {}, {}])
-    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    reasons = read_results(plan, tmp_path).incomplete
     assert reasons == {
         runs["no rotation", 1]: "not run",
         runs["no target", 0]: "failed: the disk is full",
@@ -112,7 +112,7 @@ def test_what_could_not_be_measured_has_the_reason_of_the_last_start(make_experi
     log.write_text(f"error: before\n{STARTED}\nround 100\nerror: data.root=/x.zip: no such file\n")
     log.with_name(f"{runs['base', 1]}.log").write_text(f"error: before\n{STARTED}\nround 100\n")
     log.with_name(f"{runs['no target', 0]}.log").write_text(f"error: before\n{STARTED}\n")
-    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    reasons = read_results(plan, tmp_path).incomplete
     missing = "not measured: 1 % labels, %"
     assert reasons[runs["base", 0]] == f"{missing}, failed: data.root=/x.zip: no such file"
     assert reasons[runs["base", 1]] == missing and reasons[runs["no target", 0]] == "not run"
@@ -130,7 +130,7 @@ def test_a_run_that_went_on_or_cannot_be_read_is_left_out(make_experiment, make_
     config = tmp_path / damaged / "config.yaml"
     config.write_text(config.read_text().replace("name: dirichlet", "name: mine"))
     results = read_results(plan.model_copy(update={"rows": rows}), tmp_path)
-    reasons = {run.name: run.reason for run in results.incomplete}
+    reasons = results.incomplete
     assert reasons[longer] == "has 200 rounds, not 100"
     assert reasons[shorter] == "has 40 rounds, not 100"
     assert reasons[damaged].startswith("cannot be read: partition=mine: must be one of")
@@ -145,7 +145,7 @@ def test_damaged_runs_are_named_in_the_report(make_experiment, make_run, tmp_pat
     (tmp_path / empty / "summary.json").write_text("")
     (tmp_path / cut / "metrics.jsonl").write_text('{"round": 0}\n{"rou\n')
     (make_run("mine", {"knn": 0.5}) / "summary.json").write_text("{")
-    reasons = {run.name: run.reason for run in read_results(plan, tmp_path).incomplete}
+    reasons = read_results(plan, tmp_path).incomplete
     assert reasons[empty].startswith(
         f"cannot be read: {tmp_path / empty / 'summary.json'}: no JSON"
     )

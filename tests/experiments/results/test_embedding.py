@@ -46,6 +46,17 @@ def test_a_saved_encoder_sees_its_test_images_once(run):
     assert embed(saved).points[0].tolist() == [7, 7]
 
 
+@pytest.mark.parametrize(
+    "change", ["", "[]", {"points": None}, {"points": [[0, "x"]]}, {"labels": [0]}]
+)
+def test_a_damaged_file_of_points_is_made_anew(run, change):
+    saved = run()
+    first, file = embed(saved), saved.folder / "embedding.json"
+    values = {**json.loads(file.read_text()), **change} if isinstance(change, dict) else None
+    file.write_text(change if values is None else json.dumps(values))
+    assert np.array_equal(embed(saved).points, first.points)
+
+
 def test_points_of_other_weights_are_made_anew(run):
     """As after `resume=` with more rounds, which saves another encoder."""
     folder = run().folder

@@ -52,6 +52,16 @@ def test_the_kept_backbone(make_run):
     assert read_run(path).saved_backbone == "predictor"
 
 
+@pytest.mark.parametrize(
+    ("file", "values"), [("summary.json", {"versions": "1"}), ("encoder.json", {"about": [2]})]
+)
+def test_a_run_whose_files_have_another_shape_is_left_out_of_a_report(make_run, file, values):
+    path = make_run("r", {"linear": 0.5}, metrics=[{"scores": {"online": {"knn": 0.1}}}])
+    (path / file).write_text(json.dumps(values))
+    assert main([f"folder={path.parent}"]) == 0
+    assert "or about in encoder.json is damaged" in (path.parent / "report.md").read_text()
+
+
 def test_runs_are_found_in_both_layouts(make_run, tmp_path):
     make_run("flat", {})
     make_run("2026-01-01", {}, folder=tmp_path / "orchestra-digits")

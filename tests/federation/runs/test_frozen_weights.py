@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.federation.client.client_app import app as client_app
@@ -148,18 +149,14 @@ def test_a_client_that_is_late_again_and_again_has_it_from_the_first_time_on(
 
 
 class Remembering(SimulatedMembers):
-    """Clients that share no disk with the server: what they are to have is sent to them."""
+    """As real clients, which share no disk with the server: all is sent to them."""
 
-    share_disk = False
+    is_simulated = False
 
 
-def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
-    tiny, tmp_path, federate, watched, encoder, monkeypatch
-):
-    """Also to a client that has lost it, once more; and each client keeps it."""
-    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=4",
-                  "federation.min_success=0.5", f"run_dir={tmp_path / 'run'}")  # fmt: skip
-    sent_to, lost = [], tmp_path / "clients" / "1"
+@pytest.fixture
+def own_disks(tmp_path, monkeypatch):
+    """Each client has a folder of its own for the weights."""
     made = OrchestraClient.__init__
 
     def with_folder(self, config, name, *args, **options):
@@ -167,6 +164,15 @@ def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
         made(self, config, name, *args, **options)
 
     monkeypatch.setattr(OrchestraClient, "__init__", with_folder)
+
+
+def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
+    tiny, tmp_path, federate, watched, encoder, monkeypatch, own_disks
+):
+    """Also to a client that has lost it, once more; and each client keeps it."""
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=4",
+                  "federation.min_success=0.5", f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    sent_to, lost = [], tmp_path / "clients" / "1"
 
     def look(client, round_, sent, reply):
         if FROZEN in sent[ARRAYS]:
@@ -189,6 +195,24 @@ def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
     down = {r["round"]: r["bytes_down"] for r in run.records}
     assert down[1] - down[4] > 4 * size and size < down[3] - down[4] < 2 * size
     assert down[2] == down[4]
+
+
+def test_a_client_that_has_scored_the_first_encoder_is_not_sent_it_again(
+    tiny, tmp_path, federate, encoder, own_disks
+):
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=1",
+                  "evaluation.unsupervised=true", f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    app, sent_to = ClientApp(), []
+
+    def answer(message, context):
+        if FROZEN in message.content.get(ARRAYS, ()):
+            sent_to.append((message.content[CONFIG]["client"], message.content[CONFIG]["round"]))
+        return client_app(message, context)
+
+    for kind in (app.query, app.train, app.evaluate):
+        kind()(answer)
+    federate(config, app=app, members=Remembering)
+    assert sent_to == [(client, 0) for client in "0123"]
 
 
 def test_what_is_damaged_or_missing_is_refused(tiny, tmp_path):

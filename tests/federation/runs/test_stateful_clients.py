@@ -144,7 +144,7 @@ def test_only_real_clients_hear_what_they_were_used_for(federate, watched, tiny,
     """
 
     class Members(SimulatedMembers):
-        share_disk = not real
+        is_simulated = not real
 
     tasks = {}
 

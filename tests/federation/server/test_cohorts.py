@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from orchestra_flwr.federation.exchanges import client_order
 from orchestra_flwr.federation.server.cohorts import (
     assign_numbers,
-    client_order,
     draw_cohort,
     max_counted_images,
 )

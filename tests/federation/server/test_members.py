@@ -41,10 +41,9 @@ class Network:
         names = {b"%d" % node: name for node, name in self.nodes.items() if name}
         return names or None
 
-    def push_messages(self, messages):
-        for message in messages:
-            self.sent.append(message)
-            yield str(len(self.sent) - 1)
+    def send(self, message):
+        self.sent.append(message)
+        return str(len(self.sent) - 1)
 
     def begun(self, ids):
         return [id_ for id_ in ids if self.sent[int(id_)].metadata.dst_node_id in self.answers]
