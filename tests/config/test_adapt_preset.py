@@ -1,4 +1,4 @@
-"""preset=adapt: values by the images, the clients and the machine."""
+"""preset=adapt: values by the images, the method, the clients and the machine."""
 
 import logging
 
@@ -153,6 +153,18 @@ def test_clients_of_few_images_train_for_more_epochs(photos):
     real = load(ServerConfig, ["preset=adapt", "federation.min_clients=2"], all_read=True).training
     for training in (simulated, real):
         assert [local_epochs(training, count) for count in (40, 64, 200)] == [4, 2, 1]
+
+
+def test_methods_that_learn_slowly_have_more_rounds(photos, caplog):
+    """The command's own keys win over these as over all others."""
+    with caplog.at_level(logging.INFO, "orchestra_flwr"):
+        config = config_of(photos(9), "method=orchestra", "evaluation.every=6")
+    assert (config.training.lr, config.federation.rounds) == (0.01, 36)
+    assert (config.evaluation.every, config.training.min_steps) == (6, 4)
+    assert "gain for longer" in caplog.text
+    byol = config_of(photos(10), "method=byol")
+    assert (byol.training.lr, byol.federation.rounds) == (0.003, 8)
+    assert byol.evaluation.every == 4
 
 
 def test_many_clients_send_few_bits(photos):

@@ -1,4 +1,4 @@
-"""Values that a preset chooses by the images, the clients and the machine.
+"""Values that a preset chooses by the images, the method, the clients and the machine.
 
 The table is in the preset's own file, as `preset_options.rows`.
 """
@@ -86,7 +86,8 @@ def _saved(rows: Sequence[Mapping[str, Any]], file: Path) -> list[str]:
 def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that rows may ask for; without images here, none about images."""
     clients = (values.get("federation") or {}).get("clients")
-    facts = {"clients": clients, "gpu": _has_gpu(str(values.get("device")))}
+    method = (values.get("method") or {}).get("name")
+    facts = {"clients": clients, "method": method, "gpu": _has_gpu(str(values.get("device")))}
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values.get("data"), "data")
         data.look_in(packages_in(values.get("plugins")))
@@ -111,6 +112,7 @@ def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
         facts.get("images", 0) >= row.get("images_from", 0)
         and facts["clients"] >= row.get("clients_from", 0)
         and facts.get("tests", 0) >= row.get("tests_from", 0)
+        and facts["method"] in row.get("methods", [facts["method"]])
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
     )
 
