@@ -47,7 +47,7 @@ def test_without_the_library_a_line_says_what_to_install(
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         assert len(load_dataset(DataConfig.model_validate(data)).train) == 1
     assert (
-        f"1 photographs are left out, as their format cannot be read ({suffix}): pip install "
+        f"left out 1 photograph, as the format cannot be read ({suffix}): pip install "
         f"'orchestra-flwr[formats]' reads {suffix}; else convert them to JPEG" in caplog.text
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
@@ -152,8 +153,8 @@ def _read(items: Any, part: str, size: int) -> _Items:
             )
             raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
     if broken:
-        text = "dataset: skipped %d %s images: %s"
-        logger.warning(text, len(broken), part, first_ones(broken))
+        skipped = counted(len(broken), f"{part} image")
+        logger.warning("dataset: skipped %s: %s", skipped, first_ones(broken))
     if not images:
         raise ConfigError(f"dataset: there are no {part} images")
     return _Items(part, images, labels, classes, sides)

@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestra_flwr import optional_formats
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.fingerprints import fingerprint_of
@@ -90,10 +91,9 @@ class Archive(AbstractContextManager["Archive"]):
         images = [file for file in photos if _suffix(file.name) in SUFFIXES]
         if len(images) < len(photos):
             kinds = sorted({_suffix(file.name) for file in photos} & UNDECODABLE)
-            logger.warning(
-                "%s: %d photographs are left out, as their format cannot be read (%s): %s",
-                self._root, len(photos) - len(images), ", ".join(kinds), _cure(kinds),
-            )  # fmt: skip
+            left_out = counted(len(photos) - len(images), "photograph")
+            text = "%s: left out %s, as the format cannot be read (%s): %s"
+            logger.warning(text, self._root, left_out, ", ".join(kinds), _cure(kinds))
         return sorted(images, key=lambda file: file.name)
 
     def read(self, name: str) -> bytes:
@@ -139,15 +139,11 @@ class Archive(AbstractContextManager["Archive"]):
     def _in_folder(self) -> list[ImageFile]:
         files, again, unread = regular_files(self._root, _is_photograph)
         if again:
-            logger.warning(
-                "%s: %d links to files or folders that are already counted are left out",
-                self._root, again,
-            )  # fmt: skip
+            links = counted(again, "link")
+            logger.warning("%s: left out %s to what is counted already", self._root, links)
         if unread:
-            logger.warning(
-                "%s: %d folders or links that cannot be read are left out: %s",
-                self._root, len(unread), first_ones(unread.items()),
-            )  # fmt: skip
+            named = first_ones(unread.items())
+            logger.warning("%s: left out, because they cannot be read: %s", self._root, named)
         return [
             ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in files.items()
         ]

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
 from orchestra_flwr.data.image_files.image_rows import Contents, Rows
 from orchestra_flwr.data.images import UNLABELLED
@@ -115,9 +116,8 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
     others = len(placed) - len(below["train"]) - len(below["test"])
     if others:
         hint = "" if below["test"] else "; test images must lie in test/, not in val/"
-        logger.warning(
-            "data.root=%s: %d images outside train/ and test/ left out%s", root, others, hint
-        )
+        left_out = counted(others, "image")
+        logger.warning("data.root=%s: left out %s outside train/ and test/%s", root, left_out, hint)
     return below["train"], below["test"]
 
 

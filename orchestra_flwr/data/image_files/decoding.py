@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.data.images import check_memory_for
 from orchestra_flwr.machine_limits import usable_cpus
@@ -121,7 +122,7 @@ def _without_failures(
     broken = tuple((name, failure.reason) for name, failure in failed)
     unread = tuple(name for name, failure in failed if failure.unread)
     if broken:
-        logger.warning("skipped %d image files: %s", len(broken), first_ones(broken))
+        logger.warning("skipped %s: %s", counted(len(broken), "image file"), first_ones(broken))
     return Decoded(torch.from_numpy(images[good] if broken else images), good, broken, unread)
 
 

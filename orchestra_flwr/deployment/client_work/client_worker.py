@@ -166,7 +166,7 @@ class ClientWorker:
         facts = [*trained, *without, f"{metrics['seconds']:.1f} s"]
         self._report(f"{place}: {', '.join(facts)}")
         if round_ == received.federation.rounds:
-            self._report(f"that was the last round of {round_}: waiting for another run")
+            self._report("that was the last round: waiting for another run")
         return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:

@@ -46,11 +46,11 @@ def test_images_in_val_are_no_test_images_and_it_is_said(tmp_path: Path, caplog)
     """The layout of many archives; the run then said no more than that it has no test images."""
     survey(_write(tmp_path, "train/a/1.png", "train/b/1.png", "val/a/1.png"))
     assert caplog.messages[0].endswith(
-        "1 images outside train/ and test/ left out; test images must lie in test/, not in val/"
+        "left out 1 image outside train/ and test/; test images must lie in test/, not in val/"
     )
     caplog.clear()
     survey(_write(tmp_path, "test/a/1.png"))
-    assert caplog.messages[0].endswith("1 images outside train/ and test/ left out")
+    assert caplog.messages[0].endswith("left out 1 image outside train/ and test/")
 
 
 def test_names_of_splits_may_be_those_of_classes(tmp_path: Path):

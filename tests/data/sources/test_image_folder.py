@@ -316,7 +316,7 @@ def test_links_in_a_circle_do_not_multiply_images(tmp_path: Path, caplog: pytest
     os.link(root / "b" / "1.png", root / "b" / "3.png")
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         assert len(_load(root).train) == 3
-    assert any("2 links to files or folders that are already" in m for m in caplog.messages)
+    assert any("left out 2 links to what is counted already" in m for m in caplog.messages)
 
 
 def test_photographs_of_formats_that_cannot_be_read_are_counted(tmp_path: Path, caplog):
@@ -330,7 +330,7 @@ def test_photographs_of_formats_that_cannot_be_read_are_counted(tmp_path: Path, 
         with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
             assert len(_load(images).train) == 2
         assert caplog.messages == [
-            f"{images}: 3 photographs are left out, as their format cannot be read (.dng, .nef): "
+            f"{images}: left out 3 photographs, as the format cannot be read (.dng, .nef): "
             "convert them to JPEG"
         ]
 
@@ -346,7 +346,7 @@ def test_folders_and_links_that_cannot_be_read_are_named(tmp_path: Path, caplog,
     (root / "c").symlink_to(tmp_path / "disk" / "c")
     with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
         assert len(_load(root).train) == 2
-    left_out = f"{root}: 1 folders or links that cannot be read are left out: c: No such file"
+    left_out = f"{root}: left out, because they cannot be read: c: No such file"
     assert any(message.startswith(left_out) for message in caplog.messages)
 
     def scandir(folder):
@@ -464,7 +464,8 @@ def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         dataset = _load(root)
 
     assert dataset.test is None
-    assert any("1 images outside train/ and test/" in message for message in caplog.messages)
+    left_out = "left out 1 image outside train/ and test/"
+    assert any(left_out in message for message in caplog.messages)
     assert any("test/ has no class folders" in message for message in caplog.messages)
 
 

@@ -143,7 +143,7 @@ def test_a_client_does_not_end_its_last_round_in_silence(worker, configured, sai
     server = configured("federation.rounds=2")
     for round_, last in ((1, False), (2, True)):
         ask(worker(), "train", task(server, round_))
-        assert (said[-1] == "that was the last round of 2: waiting for another run") is last
+        assert (said[-1] == "that was the last round: waiting for another run") is last
 
 
 @pytest.mark.parametrize(("number", "place"), [(0, "before training"), (3, "round 3")])
