@@ -42,12 +42,7 @@ def main() -> None:
             extract_features, encoder, images, size, precision=precision
         )
         tasks[f"evaluation, {precision}"] = partial(
-            evaluate,
-            encoder,
-            train,
-            test,
-            config=settings,
-            augmentation=config.data.augmentation,
+            evaluate, encoder, train, test, config=settings, augmentation=config.data.augmentation
         )
     seconds = in_turns(tasks, arguments.rounds, warm_up=1)
     ratios = {

@@ -138,12 +138,7 @@ def measure(rounds: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         command = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server"]
-        subprocess.run(
-            [*command, "host=127.0.0.1"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
+        subprocess.run([*command, "host=127.0.0.1"], cwd=folder, check=True, capture_output=True)
         folder += "/security"  # the command's default
         tls = ssl.create_default_context(cafile=f"{folder}/ca.crt")
         link = Path(folder) / "link"

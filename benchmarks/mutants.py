@@ -51,7 +51,7 @@ ADDED = {
 }
 # Lines that stay: a `__call__` that mutmut has wrapped uvicorn takes for a factory.
 UNCHANGED = {
-    "deployment/gate": (r" = Call\(scope", r"self\._handle\(call\)", "the gate failed in a call"),
+    "deployment/gate": (r" = Call\(scope", r"self\._handle\(call\)", "the gate failed in a call")
 }
 NOTICED = ("killed", "timeout", "suspicious", "segfault")
 NOT_NOTICED = ("survived", "no_tests")

@@ -98,11 +98,7 @@ class _Client(ABC, Generic[Model]):
         self.batches = self._endless()
         sgd = config.optimizer.settings
         self.optimizer = torch.optim.SGD(
-            trained,
-            config.training.lr,
-            sgd.momentum,
-            weight_decay=sgd.weight_decay,
-            foreach=False,
+            trained, config.training.lr, sgd.momentum, weight_decay=sgd.weight_decay, foreach=False
         )
 
     def _endless(self) -> Iterator[list[Tensor]]:
@@ -171,10 +167,7 @@ class PublishedClient(_Client[Orchestra]):
     @torch.no_grad()
     def _move_target(self) -> None:
         model = self.model
-        pairs = (
-            (model.target_backbone, model.backbone),
-            (model.target_projector, model.projector),
-        )
+        pairs = ((model.target_backbone, model.backbone), (model.target_projector, model.projector))
         for target, online in pairs:
             for old, new in zip(target.parameters(), online.parameters(), strict=True):
                 old.data = self.decay * old.data + (1 - self.decay) * new.data

@@ -7,11 +7,7 @@ CHECK_EVERY = 5  # iterations; a check of the columns costs as much as one
 
 
 def sinkhorn(
-    cosines: Tensor,
-    *,
-    iterations: int = 100,
-    tolerance: float = 1e-3,
-    column: Tensor | None = None,
+    cosines: Tensor, *, iterations: int = 100, tolerance: float = 1e-3, column: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Entropic optimal transport of n points onto k clusters, each of mass 1/k.
 

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from orchestra_flwr.config import (
-    ConfigError,
-    DataConfig,
-    MethodConfig,
-    parse,
-    read_config_file,
-)
+from orchestra_flwr.config import ConfigError, DataConfig, MethodConfig, parse, read_config_file
 from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import LearnsLabels
 from orchestra_flwr.models import EncoderSpec

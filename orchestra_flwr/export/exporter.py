@@ -19,13 +19,7 @@ from orchestra_flwr.evaluation.scores import Labelled, evaluate_by
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.onnx_runtime import onnx_features, quantised
 from orchestra_flwr.export.portable import PortableEncoder
-from orchestra_flwr.export.programs import (
-    ExportError,
-    loaded,
-    onnx_model,
-    program_of,
-    torch_file,
-)
+from orchestra_flwr.export.programs import ExportError, loaded, onnx_model, program_of, torch_file
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import read_json, write_atomically, write_json
 from orchestra_flwr.fingerprints import file_sha256
@@ -134,10 +128,7 @@ def _checked(
 
 
 def _measured(
-    config: ExportConfig,
-    features: Features,
-    timed: Mapping[int, Tensor],
-    dataset: Dataset | None,
+    config: ExportConfig, features: Features, timed: Mapping[int, Tensor], dataset: Dataset | None
 ) -> dict[str, Any]:
     """`seconds` of the `timed` batches, and the accuracies where there are labelled images."""
     figures: dict[str, Any] = {"seconds": {str(b): latency(features, x) for b, x in timed.items()}}

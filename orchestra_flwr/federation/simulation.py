@@ -70,11 +70,7 @@ def load_checked(config: Config) -> tuple[Config, Population]:
 
 
 def simulate(
-    config: Config,
-    population: Population,
-    folder: RunFolder,
-    progress: Progress,
-    engine: Engine,
+    config: Config, population: Population, folder: RunFolder, progress: Progress, engine: Engine
 ) -> dict[str, Any]:
     """Runs the federation.
 

@@ -11,12 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.config import (
-    MAY_GROW,
-    RESUME_MAY_CHANGE,
-    ConfigError,
-    read_config_file,
-)
+from orchestra_flwr.config import MAY_GROW, RESUME_MAY_CHANGE, ConfigError, read_config_file
 from orchestra_flwr.config.section import within
 from orchestra_flwr.console.text import flat, lookup
 from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, earlier_rounds

@@ -246,12 +246,7 @@ def _points(metrics: Metrics, *keys: str, factor: float = 1) -> list[tuple[int, 
 
 
 def _line(
-    panel: Axes,
-    points: list[tuple[int, float]],
-    label: str,
-    colour: str,
-    *,
-    alpha: float = 1,
+    panel: Axes, points: list[tuple[int, float]], label: str, colour: str, *, alpha: float = 1
 ) -> None:
     if points:
         marker = "o" if len(points) <= 25 else ""

@@ -25,12 +25,7 @@ from orchestra_flwr.use.embedding_files import (
     read_embeddings,
     write_embeddings,
 )
-from orchestra_flwr.use.image_embeddings import (
-    EmbeddedImages,
-    embed,
-    key_of,
-    opened_images,
-)
+from orchestra_flwr.use.image_embeddings import EmbeddedImages, embed, key_of, opened_images
 from orchestra_flwr.use.page import write_page
 from orchestra_flwr.use.use_config import EmbedConfig, Format, UseConfig
 
@@ -116,11 +111,7 @@ def _check_same_images(config: UseConfig) -> None:
 
 
 def _made_or_read(
-    config: UseConfig,
-    encoder: Encoder,
-    archive: Archive,
-    files: list[ImageFile],
-    any_format: bool,
+    config: UseConfig, encoder: Encoder, archive: Archive, files: list[ImageFile], any_format: bool
 ) -> Embeddings:
     folder = config.results
     key = key_of(config.encoder, archive, files)

@@ -14,12 +14,7 @@ from orchestra_flwr.files import write_atomically
 from orchestra_flwr.seeding import drawn
 from orchestra_flwr.use.image_embeddings import EmbeddedImages
 from orchestra_flwr.use.image_map import Clusters, cluster_images, place_images
-from orchestra_flwr.use.similar import (
-    Neighbours,
-    near_duplicates,
-    nearest_neighbours,
-    outliers,
-)
+from orchestra_flwr.use.similar import Neighbours, near_duplicates, nearest_neighbours, outliers
 from orchestra_flwr.use.thumbnails import COLUMNS, SHEET, Thumbnails, make_thumbnails
 from orchestra_flwr.use.use_config import PageConfig
 
@@ -112,12 +107,7 @@ def _thumbnail_data(folder: Path, thumbnails: Thumbnails, inside: bool) -> dict[
             name = f"pictures-{number}.webp"
             write_atomically(folder / name, sheet)
             sources.append(name)
-    return {
-        "sheets": sources,
-        "size": thumbnails.size,
-        "columns": COLUMNS,
-        "perSheet": SHEET,
-    }
+    return {"sheets": sources, "size": thumbnails.size, "columns": COLUMNS, "perSheet": SHEET}
 
 
 def _cluster_data(clusters: Clusters) -> dict[str, Any]:

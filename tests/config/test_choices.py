@@ -195,10 +195,7 @@ def test_a_term_is_given_by_its_weight():
             "terms.proximal.mu=1",
             "terms.proximal.mu: unknown option of terms.proximal, which has weight",
         ),
-        (
-            "terms.proximal=1",
-            "terms.proximal=1: must be options, such as terms.proximal.weight=1",
-        ),
+        ("terms.proximal=1", "terms.proximal=1: must be options, such as terms.proximal.weight=1"),
         ("terms=proximal", "terms=proximal: must be weights, such as terms.proximal.weight=0.1"),
         ("terms=null", "terms=null: must be weights, such as terms.proximal.weight=0.1"),
     ],

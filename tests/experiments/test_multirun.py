@@ -76,10 +76,7 @@ def test_a_key_is_left_out_of_the_runs_that_do_not_read_it():
         (["method=simclr,byol", "method.ema=0.9,0.99"], "method.ema: unknown option of method="),
         (["method=byol,simclr", "clustering.memory=9"], "clustering.memory: is not read by method"),
         (["method=orchestra,simclr", "clustering.memory=8,9"], "clustering.memory: is not read by"),
-        (
-            ["engine=inline,ray"],
-            "--multirun: engine=ray computes the same as another combination",
-        ),
+        (["engine=inline,ray"], "--multirun: engine=ray computes the same as another combination"),
         (["seed=0,0"], "--multirun: seed=0 computes the same as another combination"),
         (["seed=0,1", "rounds=2"], "rounds: unknown key (did you mean federation.rounds?)"),
     ],

@@ -8,12 +8,7 @@ from flwr.app.message import message as flowers
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.server.utils.validator import validate_message
 
-from orchestra_flwr.flower.fleet import (
-    MAX_AGE,
-    MAX_AHEAD,
-    MAX_CLOCK_DIFFERENCE,
-    time_to_live,
-)
+from orchestra_flwr.flower.fleet import MAX_AGE, MAX_AHEAD, MAX_CLOCK_DIFFERENCE, time_to_live
 from orchestra_flwr.flower.process_identity import identify_process
 
 

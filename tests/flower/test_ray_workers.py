@@ -195,10 +195,7 @@ def test_as_many_workers_as_there_are_train_at_the_same_time():
 
     message = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=0, run_id=1))
     backend = SimpleNamespace(
-        build=lambda app_fn: None,
-        num_workers=count,
-        process_message=train,
-        terminate=lambda: None,
+        build=lambda app_fn: None, num_workers=count, process_message=train, terminate=lambda: None
     )
     contexts = SimpleNamespace(
         retrieve_context=lambda run_id: None, update_context=lambda run_id, context: None

@@ -323,10 +323,7 @@ def test_packages_that_the_backbone_is_not_from_are_not_needed(user_package, tmp
         ({"image_size": 10**6}, "image_size=1000000: input should be less than or equal to 512"),
         ({"channels": 10**9}, "channels=1000000000: input should be 1 or 3"),
         ({"model": {"name": "convnet", "width": 2**15}}, "model.width=32768: input"),
-        (
-            {"model": {"name": "vit_tiny", "depth": 10**9}},
-            "model.depth=1000000000: input",
-        ),
+        ({"model": {"name": "vit_tiny", "depth": 10**9}}, "model.depth=1000000000: input"),
         ({"model": {"name": "resnet18", "width": 2**14}}, "its network has 7"),
     ],
 )

@@ -87,10 +87,7 @@ TERM = """
     [
         ("step.features['backbone'][0]", "the loss mine must be a tensor of a single number, and "),
         ("0.5", "the loss mine must be a tensor of a single number, and this is a float"),
-        (
-            "step.losses['contrastive'] * torch.nan",
-            "the loss mine of random images is nan",
-        ),
+        ("step.losses['contrastive'] * torch.nan", "the loss mine of random images is nan"),
         ("step.features['none'][0].mean()", "KeyError: 'none' (mine.py:"),
         ("torch.rand(())", "it draws from torch's global random numbers"),
     ],

@@ -7,11 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from orchestra_flwr.use.embedding_files import (
-    Embeddings,
-    read_embeddings,
-    write_embeddings,
-)
+from orchestra_flwr.use.embedding_files import Embeddings, read_embeddings, write_embeddings
 
 EMBEDDINGS = Embeddings(
     ("a/ü 1.jpg", "b/2.jpg", "c,3.png"),

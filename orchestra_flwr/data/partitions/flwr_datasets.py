@@ -14,11 +14,7 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import must_be_one_of
 
 IMAGE, LABEL = "image", "label"  # the columns that a partitioner sees
-SET_HERE = {
-    "num_partitions": "federation.clients",
-    "partition_by": "the classes",
-    "seed": "seed",
-}
+SET_HERE = {"num_partitions": "federation.clients", "partition_by": "the classes", "seed": "seed"}
 UNFIT = {
     "ContinuousPartitioner": "divides by a continuous value, images have classes",
     "IdToSizeFncPartitioner": "needs a function",

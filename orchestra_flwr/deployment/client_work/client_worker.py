@@ -13,10 +13,7 @@ from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
-from orchestra_flwr.deployment.client_work.received_settings import (
-    ReceivedSettings,
-    check_version,
-)
+from orchestra_flwr.deployment.client_work.received_settings import ReceivedSettings, check_version
 from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums

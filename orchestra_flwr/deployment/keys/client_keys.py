@@ -179,10 +179,7 @@ def new_client(folder: Path, name: str | None = None) -> tuple[PublicKey, list[N
     unique = fingerprint_of(public.text, digits=6)
     public = replace(public, comment=name or default_name(unique))
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    files = [
-        NewFile(key_path, pem, private=True),
-        NewFile(public_path, public.line),
-    ]
+    files = [NewFile(key_path, pem, private=True), NewFile(public_path, public.line)]
     return public, files
 
 

@@ -64,12 +64,7 @@ def run_client(config: ClientConfig) -> None:
         signed = signatures(keys) if keys else NO_SIGNATURES
         worker = ClientWorker(config, name, folder, report, signed)
         supernode = Supernode(
-            str(config.server),
-            keys,
-            scratch,
-            folder,
-            problem=lambda: worker.problem,
-            report=report,
+            str(config.server), keys, scratch, folder, problem=lambda: worker.problem, report=report
         )
         status = ClientStatus(
             name,

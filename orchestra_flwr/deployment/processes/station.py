@@ -81,14 +81,7 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
         stack.callback(link.stop)
         control = SuperLinkControl(socket, keys.ca if keys else None)
         roster = Roster(control, clients, say)
-        gate = Gate(
-            config.host,
-            config.port,
-            socket,
-            tls=keys,
-            names=roster.names,
-            report=say,
-        )
+        gate = Gate(config.host, config.port, socket, tls=keys, names=roster.names, report=say)
         dated = keys.dated if keys else ()
         idle = IdleStatus(
             config,

@@ -17,12 +17,7 @@ from orchestra_flwr.federation.messages.fields import CONFIG, ENCODER_KIND, METR
 from orchestra_flwr.flower.arrays import payload_bytes
 from orchestra_flwr.flower.client_tasks import Request
 
-DOING = {
-    "query": "joining",
-    "train": "training",
-    "evaluate": "scoring",
-    ENCODER_KIND: "storing",
-}
+DOING = {"query": "joining", "train": "training", "evaluate": "scoring", ENCODER_KIND: "storing"}
 LOSS = "loss/"
 MAX_ROUNDS = 10**9
 STATES = ("connecting", "connected", "refused", *DOING.values())

@@ -143,10 +143,7 @@ class FederationStatus(Progress):
         names = sorted(name for name in self._registry() if name is not None)
         shown = {"joined": None, "": "away"}
         return [
-            {
-                "name": name,
-                "state": shown.get(event, event) or self._work.get(name, "here"),
-            }
+            {"name": name, "state": shown.get(event, event) or self._work.get(name, "here")}
             for name in names[:MAX_NAMED]
             for event in [self._members.get(name, "")]
         ]

@@ -68,11 +68,7 @@ class Asynchronous(ABC):
 
 
 def refreshed(
-    state: np.ndarray,
-    began: np.ndarray,
-    now: np.ndarray,
-    trained: Sequence[slice],
-    staleness: int,
+    state: np.ndarray, began: np.ndarray, now: np.ndarray, trained: Sequence[slice], staleness: int
 ) -> np.ndarray:
     """Converts a result that began with an older model to one for the current model.
 

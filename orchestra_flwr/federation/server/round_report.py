@@ -89,10 +89,7 @@ class RoundReport:
         return min((size for size in self.smallest_groups.values() if size), default=None)
 
     def last_used(
-        self,
-        before: Mapping[str, Mapping[str, int]],
-        number: int,
-        versions: Mapping[str, int],
+        self, before: Mapping[str, Mapping[str, int]], number: int, versions: Mapping[str, int]
     ) -> LastUsed:
         """What each client was last used for, so that one that has lost its records notices.
 

@@ -15,10 +15,7 @@ from orchestra_flwr.seeding import ClientSeed
 
 CLUSTERINGS = sorted(ClusteringConfig.room.found())
 SOLVERS = sorted(SolverConfig.room.found())
-NEEDS = {
-    "private": ("privacy.epsilon=50",),
-    "features": ("privacy.k_min=1",),
-}
+NEEDS = {"private": ("privacy.epsilon=50",), "features": ("privacy.k_min=1",)}
 SEED = ClientSeed(0, 2, "0")
 
 MINE = """

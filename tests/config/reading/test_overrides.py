@@ -28,14 +28,8 @@ QUOTE = "a list is written [a,b], and a value with"
         ("seed", "overrides are written key=value, not seed"),
         ("=3", "overrides are written key=value, not =3"),
         ("--multirun", "overrides are written key=value, not --multirun"),
-        (
-            "seed=1,2",
-            f"seed=1,2: {ONE}, {QUOTE} a comma",
-        ),
-        (
-            "seed=range(1,3)",
-            f"seed=range(1,3): {ONE}, {QUOTE} a comma",
-        ),
+        ("seed=1,2", f"seed=1,2: {ONE}, {QUOTE} a comma"),
+        ("seed=range(1,3)", f"seed=range(1,3): {ONE}, {QUOTE} a comma"),
         ("device=a=b", f"device=a=b: cannot be read; {QUOTE} special characters is quoted: "),
         ("device=a(b)", "device=a(b): cannot be read; "),
         ("training.lr=${seed", "training.lr=${seed: cannot be read; "),

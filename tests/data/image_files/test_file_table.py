@@ -8,16 +8,7 @@ import pytest
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data.image_files.file_table import read_file_table, table_text
 
-FORMULAS = [
-    "=1+1",
-    '=HYPERLINK("x")',
-    "+SUM(A1)",
-    "-2+3",
-    "@SUM(1)",
-    "-",
-    "'=1",
-    "''@x",
-]
+FORMULAS = ["=1+1", '=HYPERLINK("x")', "+SUM(A1)", "-2+3", "@SUM(1)", "-", "'=1", "''@x"]
 PLAIN = ["cat", "a=b", "1.5", "-1", "+2.5e3", "'quoted'", "", "it's", "-0.25"]
 
 

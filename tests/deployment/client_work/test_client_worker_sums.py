@@ -13,12 +13,7 @@ from flwr.app import RecordDict
 from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
 from orchestra_flwr.deployment.keys.peers import NO_SIGNATURES, Signatures
 from orchestra_flwr.federation.messages.failures import Failure
-from orchestra_flwr.federation.messages.fields import (
-    ARRAYS,
-    CONFIG,
-    SECURE_STAGE,
-    SECURE_TEXT,
-)
+from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.sum_codec import Start, codec_of
 from orchestra_flwr.methods import Role

@@ -108,9 +108,7 @@ class SuperLink:
 
 def pem(key):
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
@@ -895,11 +893,7 @@ def test_a_slow_body_is_bounded(length, open_gate, monkeypatch):
 
 @pytest.mark.parametrize(
     ("request_line", "key"),
-    [
-        (f"POST {PUSH}", KEY),
-        ("POST /v1/control/start-run", ALICE),
-        ("GET /health", b""),
-    ],
+    [(f"POST {PUSH}", KEY), ("POST /v1/control/start-run", ALICE), ("GET /health", b"")],
 )
 def test_the_rest_of_a_strangers_request_has_seconds(
     request_line, key, tls_client, monkeypatch, superlink
@@ -1017,14 +1011,7 @@ def reachable(client):
 
 
 def test_an_address_that_is_taken(plain_gate):
-    taken = Gate(
-        "127.0.0.1",
-        plain_gate.port,
-        "127.0.0.1:1",
-        tls=None,
-        names=dict,
-        report=print,
-    )
+    taken = Gate("127.0.0.1", plain_gate.port, "127.0.0.1:1", tls=None, names=dict, report=print)
     with pytest.raises(
         ConfigError, match=f"port={plain_gate.port}: another program listens there: stop it"
     ) as error:

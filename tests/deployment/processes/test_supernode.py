@@ -49,10 +49,7 @@ for times in (1, 5, 3):
 time.sleep(600)
 """
 
-PROGRAMS = {
-    "deaf": DEAF,
-    "ending": ENDING,
-}
+PROGRAMS = {"deaf": DEAF, "ending": ENDING}
 
 
 @pytest.fixture(params=PROGRAMS.values(), ids=PROGRAMS.keys())

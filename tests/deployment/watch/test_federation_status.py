@@ -18,10 +18,7 @@ from orchestra_flwr.reporting import RoundOutcome, RunFolder
 
 def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     status = run.status
-    assert (status.state, status.to_dict()["waits_for"]) == (
-        "waiting",
-        "clients: 0 of 2 are here",
-    )
+    assert (status.state, status.to_dict()["waits_for"]) == ("waiting", "clients: 0 of 2 are here")
     for name in ("a", "b"):
         status.member("joined", name)
     assert status.state == "starting"

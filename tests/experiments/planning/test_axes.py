@@ -14,11 +14,9 @@ def test_rows_are_left_out_where_the_paper_has_none():
     for row in plan.rows:
         variants[row.values["dataset"]].add(row.values["variant"])
     assert variants["CIFAR-10"] == {
-        *("base", "G=8", "G=16", "G=64", "G=128", "L=2", "L=4", "L=16", "Reps"),
+        *("base", "G=8", "G=16", "G=64", "G=128", "L=2", "L=4", "L=16", "Reps")
     }
-    assert variants["CIFAR-100"] == {
-        *("base", "G=64", "G=128", "G=512", "L=8", "L=64", "Reps"),
-    }
+    assert variants["CIFAR-100"] == {*("base", "G=64", "G=128", "G=512", "L=8", "L=64", "Reps")}
 
 
 def test_only_keeps_rows_with_all_of_the_values():

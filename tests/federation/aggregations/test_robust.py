@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, load_config
-from orchestra_flwr.federation.aggregations import (
-    Aggregation,
-    TooFewResultsError,
-    held_memory,
-)
+from orchestra_flwr.federation.aggregations import Aggregation, TooFewResultsError, held_memory
 from orchestra_flwr.federation.aggregations.geometric_median import GeometricMedian
 from orchestra_flwr.federation.aggregations.krum import Krum
 from orchestra_flwr.federation.aggregations.median import Median

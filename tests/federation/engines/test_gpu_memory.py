@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.federation.engines.gpu_memory import (
-    measured_share,
-    share_of,
-    train_largest,
-)
+from orchestra_flwr.federation.engines.gpu_memory import measured_share, share_of, train_largest
 from orchestra_flwr.training import views_ahead
 
 GB = 10**9

@@ -350,10 +350,7 @@ def test_a_signal_ends_the_servers_thread_before_ray(number):
 
 def test_ray_that_does_not_start_is_one_line(tiny, monkeypatch):
     """Really Ray: it refuses to start with less than no core."""
-    backend = {
-        "init_args": {"num_cpus": -1},
-        "client_resources": {"num_cpus": 1, "num_gpus": 0},
-    }
+    backend = {"init_args": {"num_cpus": -1}, "client_resources": {"num_cpus": 1, "num_gpus": 0}}
     monkeypatch.setattr("orchestra_flwr.federation.engines.ray.ray_backend", lambda config: backend)
     config = tiny("engine=ray")
     before = signal.getsignal(signal.SIGTERM)

@@ -26,10 +26,7 @@ def test_a_weight_of_0_leaves_bits_and_bytes(run):
         assert [r[key] for r in without.records] == [r[key] for r in zero.records]
 
 
-@pytest.mark.parametrize(
-    "merging",
-    ["fedu", "fedbn", "replace", "fedema"],
-)
+@pytest.mark.parametrize("merging", ["fedu", "fedbn", "replace", "fedema"])
 @pytest.mark.slow
 def test_it_works_with_every_merging_policy(run, merging):
     overrides = ("method=byol", f"merging={merging}", "federation.wire=int8")

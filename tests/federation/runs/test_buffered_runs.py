@@ -183,10 +183,7 @@ def test_a_method_with_contributions_and_statistics_can_be_killed_and_replayed(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (
-            ["clock=none"],
-            "exchange=buffered: simulated clients .*clock=virtual",
-        ),
+        (["clock=none"], "exchange=buffered: simulated clients .*clock=virtual"),
         (["exchange.buffer=5"], "exchange.buffer=5: must be at most 4"),
         (["exchange.buffer=0"], "exchange.buffer=0: "),
         (["aggregation=median"], "aggregation=median: must be mean with exchange=buffered"),
@@ -223,10 +220,7 @@ def test_a_server_of_real_clients_takes_no_recorded_order():
         ('{"round": 1, "exchange": {"arrivals": [["a", Infinity]]}}', "is no run of exchange="),
         ('{"round": 1}', "records no arrivals of round 1"),
         ('{"round": 1, "exchange": {"arrivals": [["x", 0]]}}', "round 1: client x with"),
-        (
-            '{"round": 1, "exchange": {"arrivals": [["a", 1]]}}',
-            "client a with the model",
-        ),
+        ('{"round": 1, "exchange": {"arrivals": [["a", 1]]}}', "client a with the model"),
         ('{"round": 1, "exchange": {"arrivals": [["a", -1]]}}', "client a with the model"),
         ('{"round": 1, "exchange": {"arrivals": [["a", 0], ["a", 0]]}}', "client a twice"),
     ],

@@ -67,8 +67,7 @@ def frozen_of(run, config):
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [*RUNS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in RUNS[2:])],
+    "overrides", [*RUNS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in RUNS[2:])]
 )
 def test_it_stays_and_never_goes_up(tiny, tmp_path, federate, watched, encoder, overrides):
     if "adaptation=lora" in overrides:

@@ -54,7 +54,7 @@ def test_a_folder_with_labelled_and_loose_images(tmp_path, photos, quick):
     assert 0 <= summary["accuracy"] <= 1
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["loss"].keys() == {
-        *("contrastive", "contrastive_class", "classification", "verification", "total"),
+        *("contrastive", "contrastive_class", "classification", "verification", "total")
     }
     split = json.loads((run / "partition.json").read_text())
     assert split["classes"] == ["blue", "red", "no label"]

@@ -80,10 +80,7 @@ def recorded(folder):
     return [(r["round"], r["loss"], r.get("merge"), r.get("scores")) for r in folder.read_metrics()]
 
 
-POLICIES = (
-    ("merging=fedu", "merging.threshold=0.05"),
-    ("merging=fedema",),
-)
+POLICIES = (("merging=fedu", "merging.threshold=0.05"), ("merging=fedema",))
 
 
 OTHERS = (  # methods with a target of each client's own, and with a queue that is nobody's

@@ -2,11 +2,7 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.federation.exchanges import client_order
-from orchestra_flwr.federation.server.cohorts import (
-    assign_numbers,
-    draw_cohort,
-    max_counted_images,
-)
+from orchestra_flwr.federation.server.cohorts import assign_numbers, draw_cohort, max_counted_images
 
 
 def test_any_names_have_one_order():

@@ -232,10 +232,7 @@ def test_during_the_run_it_is_sent_to_who_is_here(deliver, folder):
 
 @pytest.mark.parametrize(
     "chosen",
-    [
-        ["adaptation=norms", "model.batch_norm=averaged"],
-        pytest.param([], marks=pytest.mark.slow),
-    ],
+    [["adaptation=norms", "model.batch_norm=averaged"], pytest.param([], marks=pytest.mark.slow)],
 )
 def test_a_run_that_sends_its_encoder_has_the_same_bits(federate, tiny, deliver, chosen):
     """What is sent is the plain network as the run folder has it, also with an adaptation."""

@@ -147,10 +147,7 @@ def test_messages_tell_nothing_but_the_sum(tools, monkeypatch):
                 {(b - a) % r for a, b in zip(*parts, strict=True)}
                 for *parts, r in zip(before, after, ring, strict=True)
             ]
-    assert moved == {
-        "c000": [{5}, {5}, {5}],
-        "c001": [{2**bits - 5} for bits, _ in tools.LAYOUT],
-    }
+    assert moved == {"c000": [{5}, {5}, {5}], "c001": [{2**bits - 5} for bits, _ in tools.LAYOUT]}
 
 
 def test_of_two_clients_no_mask_is_the_same_and_none_comes_twice(tools):
