@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from orchestra_flwr import __version__
 from orchestra_flwr.commands.endings import BEGINS_AGAIN, run_command, stop_on_sigterm
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.output_streams import ignore_closed_streams
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
+        return 0
+    if "--version" in arguments:
+        print(f"orchestra-flwr {__version__}")
         return 0
     named = [text.partition("=")[2] for text in arguments if text.startswith("plugins=")]
     others = [text for text in arguments if not text.startswith("plugins=")]

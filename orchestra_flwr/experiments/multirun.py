@@ -134,16 +134,15 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
         table.add_row(*shared, *before_cells, "before training")
     for cells, name in lines:
         table.add_row(*cells, name)
-    console = console or Console()
+    console = console or Console(emoji=False)  # a name may hold what looks like a code
     # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut off.
     table.width = console.measure(
         table, options=console.options.update(max_width=MAX_WIDTH)
     ).maximum
     console.print(table, soft_wrap=True)
     for name, why in left_out.items():
-        line = printable(f"left out: {name} {why}")
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"runs: {folder}", markup=False, highlight=False)
+        console.out(printable(f"left out: {name} {why}"), highlight=False)
+    console.out(printable(f"runs: {folder}"), highlight=False)
 
 
 def _measures(runs: Sequence[Run]) -> dict[str, str]:

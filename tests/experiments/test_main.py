@@ -6,6 +6,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from orchestra_flwr import __version__
+from orchestra_flwr.experiments.__main__ import main
+
 
 def test_the_report_is_a_command(make_run, tmp_path, capsys):
     make_run("one", {"knn": 0.5})
@@ -13,6 +16,11 @@ def test_the_report_is_a_command(make_run, tmp_path, capsys):
     assert script.load()([f"folder={tmp_path}"]) == 0
     assert capsys.readouterr() == (f"report: {tmp_path / 'report.html'}\n", "")
     assert (tmp_path / "report.md").is_file()
+
+
+def test_the_report_knows_its_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"orchestra-flwr {__version__}\n"
 
 
 @pytest.mark.slow

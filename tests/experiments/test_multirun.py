@@ -174,6 +174,14 @@ def test_values_in_brackets_are_shown_as_they_are(tmp_path):
     assert "| 'photos [old]' |" in text and "| 'photos [/]'" in text
 
 
+def test_codes_of_emoji_in_names_are_shown_as_they_are(tmp_path, capsys):
+    folder = tmp_path / ("a long name" * 9) / "runs :on: 2"
+    rows, _ = make_sweep(["data=image_folder", "data.root='photos :on: 1','photos 2'"])
+    print_sweep(rows, folder)
+    text = capsys.readouterr().out
+    assert "| 'photos :on: 1' |" in text and text.endswith(f"runs: {folder}\n")
+
+
 def test_no_name_of_a_run_is_cut_in_a_narrow_terminal(tmp_path):
     rows, _ = make_sweep(["seed=0,1", "method=simclr"])
     console = Console(width=30, record=True)
