@@ -1,6 +1,6 @@
 """Numbers of records, and numbers as text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 ACCURACIES = {"knn": "kNN", "linear": "linear probe", "map": "mAP"}  # of a summary, by key
@@ -25,6 +25,12 @@ def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
         else:
             leaves[str(key)] = value
     return leaves
+
+
+def listed(items: Sequence[str], most: int = 5, separator: str = ", ") -> str:
+    """Items as text: all, or the first of very many and how many more there are."""
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return separator.join([*items[:most], *more])
 
 
 def counted(count: int, what: str) -> str:

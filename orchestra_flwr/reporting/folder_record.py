@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestra_flwr.config import MAY_GROW, RESUME_MAY_CHANGE, ConfigError, read_config_file
 from orchestra_flwr.config.section import within
-from orchestra_flwr.console.text import flat, lookup
+from orchestra_flwr.console.text import flat, listed, lookup
 from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, earlier_rounds
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
@@ -24,7 +24,6 @@ GROWING = ("metrics.jsonl", "checkpoint/releases.jsonl")
 FIXED = ("checkpoint/run.id", "checkpoint/noise.key")
 REMOVED_AT_THE_END = "checkpoint/noise.key"
 ENDED = "summary.json"
-MAX_NAMED = 5  # differences in one message
 FREE = (*RESUME_MAY_CHANGE, "run_dir", "resume", "resume_round")
 
 
@@ -143,10 +142,8 @@ def _check_config(file: Path, saved: Mapping[str, Any]) -> None:
         and not (key == MAY_GROW and _grows(old, new))
     ]
     if changes:
-        more = len(changes) - MAX_NAMED
-        listed = ", ".join(changes[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
         raise ConfigError(
-            f"{file} was changed since the checkpoint: {listed}; put the old values back, "
+            f"{file} was changed since the checkpoint: {listed(changes)}; put the old values back, "
             "or start a new run"
         )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestra_flwr.console.text import counted, duration, lookup, percent, size
+from orchestra_flwr.console.text import counted, duration, listed, lookup, percent, size
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,12 @@ def test_duration(seconds, text):
 
 def test_one_thing_is_singular():
     assert [counted(n, "step") for n in (0, 1, 1200)] == ["0 steps", "1 step", "1,200 steps"]
+
+
+def test_the_first_of_very_many_are_listed():
+    assert listed([]) == "" and listed(["a", "b"]) == "a, b"
+    assert listed("abcde") == "a, b, c, d, e" and listed("abcdefg") == "a, b, c, d, e, and 2 more"
+    assert listed(["a", "b"], 1, "; ") == "a; and 1 more"
 
 
 def test_size():

@@ -87,7 +87,7 @@ def test_many_changes_are_counted(folder, config):
     changes = {f"training__{key}": 99 for key in numbers}
     change(folder, seed=1, name="other", federation__rounds=1, **changes)
     more = len(changes) + 3 - 5
-    assert more > 0 and f" and {more} more; put" in refusal(folder)
+    assert more > 0 and f", and {more} more; put" in refusal(folder)
 
 
 def test_what_may_change_on_resuming_may_be_edited(folder):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestra_flwr.config import Config
+from orchestra_flwr.console.text import listed
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import client_order
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
@@ -14,7 +15,6 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
-from orchestra_flwr.federation.server.run_records import named
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.merging import keeps_state
 from orchestra_flwr.privacy.secure_sums import MAX_CLIENTS
@@ -131,7 +131,7 @@ class Cohorts:
         self._capped |= new
         if new:
             self.message(
-                f"client {named(sorted(new, key=client_order))}: {most} images count in means, "
+                f"client {listed(sorted(new, key=client_order))}: {most} images count in means, "
                 f"federation.max_weight={self._config.federation.max_weight:g} times the median"
             )
 

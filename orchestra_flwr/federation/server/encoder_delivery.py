@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config, read_config_file
+from orchestra_flwr.console.text import listed
 from orchestra_flwr.export.card_facts import CardFacts
 from orchestra_flwr.export.model_card import card
 from orchestra_flwr.federation.messages.failures import Failure, describe_error
@@ -27,7 +28,6 @@ from orchestra_flwr.federation.messages.fields import (
     WANTED,
 )
 from orchestra_flwr.federation.server.members import ConnectedMembers
-from orchestra_flwr.federation.server.run_records import named
 from orchestra_flwr.files import read_json
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
@@ -155,7 +155,7 @@ class EncoderDelivery:
                 return answers
             if missing and not waits:
                 waits = True
-                names = named(sorted(missing), MAX_NAMES)
+                names = listed(sorted(missing), MAX_NAMES)
                 self.show(f"waiting for {names}, to send the encoder; at most {wait:g} s")
             time.sleep(POLL_SECONDS)
 
@@ -193,14 +193,14 @@ class EncoderDelivery:
     def _report(self, answers: Mapping[str, str], away: Set[str]) -> None:
         holders = sorted(name for name, word in answers.items() if word == STORED)
         if holders:
-            self.show(f"the encoder is with {named(holders, MAX_NAMES)}")
+            self.show(f"the encoder is with {listed(holders, MAX_NAMES)}")
         for name, word in sorted(answers.items()):
             if word == TOO_LARGE:
                 self.show(f"client {name} does not take the encoder: larger than it allows")
             elif word != STORED:
                 self.show(f"client {name} does not have the encoder: {word}")
         if away:
-            names = named(sorted(away), MAX_NAMES)
+            names = listed(sorted(away), MAX_NAMES)
             self.show(
                 f"without the encoder, because they were away: {names}; {self._later()}, or copy "
                 "encoder.safetensors and encoder.json to them"

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.console.text import counted
+from orchestra_flwr.console.text import counted, listed
 from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.attacks import attackers
 from orchestra_flwr.federation.errors import FederationError
@@ -38,7 +38,6 @@ from orchestra_flwr.federation.server.run_encoders import (
 )
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_records import (
-    named,
     overhead,
     round_record,
     run_summary,
@@ -194,7 +193,7 @@ class FederationRun:
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
         if attacking := attackers(self.config, self.members.names):
-            names = named([name for name in self.members.names if name in attacking])
+            names = listed([name for name in self.members.names if name in attacking])
             count = counted(len(attacking), "client")
             yield f"attack={self.config.attack.name}: by {count}: {names}"
         clients = len(self.members.names) or self.config.federation.clients

@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from orchestra_flwr.console.text import listed
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
@@ -16,7 +17,6 @@ from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
-from orchestra_flwr.federation.server.run_records import named
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.flower.streaming_grid import Arrival
@@ -117,7 +117,7 @@ class RoundMessages:
         if report.late:
             notes.append(
                 f"{len(report.late)} of {len(round_.cohort)} clients were late, and their work "
-                f"does not count: {named(report.late)}"
+                f"does not count: {listed(report.late)}"
             )
         for note in notes:
             self.progress.message(f"round {round_.number}: {note}")

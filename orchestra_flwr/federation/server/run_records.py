@@ -15,7 +15,6 @@ from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import BestEncoder, statistics_of
 from orchestra_flwr.methods import Method, ordered_backbones
 
-MAX_NAMED = 5  # clients in a line
 # What a round's record may hold of the clients and models; the kept round's stand in the summary.
 OF_ROUND = ("unsupervised", "drift", "clients_own", "models", "nodes", "consensus", "exchange")
 
@@ -74,12 +73,6 @@ def usual_batch(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
     # Of many images all batches are alike, and a sum that was spoilt may hold any number.
     counted = min(max(1, images), 100 * training.batch_size)
     return batch_sizes(counted, training.batch_size, drop_last=training.drop_last)[0]
-
-
-def named(names: Sequence[str], most: int = MAX_NAMED) -> str:
-    """Names for a line: all, or the first of very many."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:

@@ -208,7 +208,7 @@ def test_what_goes_wrong_at_one_client_is_said_and_harms_no_other(deliver):
 def test_of_very_many_clients_a_line_names_some(deliver):
     delivery, shown = deliver(Network(**{f"c{n:02}": ["stored"] for n in range(30)}))
     assert len(delivery.at_the_end()["clients"]) == 30
-    assert shown[0].endswith("c18, c19 and 10 more")
+    assert shown[0].endswith("c18, c19, and 10 more")
 
 
 def test_during_the_run_nobody_that_works_is_asked_and_taken_for_lost(deliver, folder):
