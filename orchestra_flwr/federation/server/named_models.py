@@ -1,5 +1,6 @@
 """The server's named models, and what each one's optimizer remembers."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -49,6 +50,7 @@ class Models:
     Raises:
         FederationError: there is no name, or one occurs twice, or holds what separates names in
             messages and files.
+        OSError: the disk has no room for the file.
     """
 
     def __init__(
@@ -247,9 +249,16 @@ class Models:
 
 
 def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np.ndarray]:
-    """(size,) float32 for each name, in an unnamed file in this folder."""
+    """(size,) float32 for each name, in an unnamed file in this folder.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    shape = len(names), max(1, size)
     with TemporaryFile(dir=folder) as file:
-        matrix = np.memmap(file, np.float32, "w+", shape=(len(names), max(1, size)))
+        # Taken now: where a disk is full, writing to a mapped page kills the process (SIGBUS).
+        os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
+        matrix = np.memmap(file, np.float32, "w+", shape=shape)
     return {name: matrix[row, :size] for row, name in enumerate(names)}
 
 

@@ -1,11 +1,17 @@
 """Federations without a server: cycle, tree and random graph in whole runs."""
 
+import errno
+import os
+from functools import partial
+from tempfile import NamedTemporaryFile
+
 import numpy as np
 import pytest
 import torch
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges.cycle import Cycle
 from orchestra_flwr.federation.exchanges.tree import Tree
 from orchestra_flwr.federation.gossip import (
@@ -16,6 +22,7 @@ from orchestra_flwr.federation.gossip import (
 )
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server import named_models
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting import RunFolder
@@ -173,6 +180,24 @@ def test_the_servers_memory_does_not_grow_with_the_nodes(tiny, tmp_path):
     waiting = [models._waiting[name][Role.SHARED] for name in names[1:]]
     assert all(isinstance(array.base, np.memmap) or isinstance(array, np.memmap)
                for array in waiting)  # fmt: skip
+
+
+def test_the_room_for_models_on_the_disk_is_taken_before_they_are_written(tmp_path, monkeypatch):
+    """A page of a mapped file for which a full disk has no room would end the process (SIGBUS)."""
+    monkeypatch.setattr(named_models, "TemporaryFile", partial(NamedTemporaryFile, delete=False))
+    rows = named_models._rows_on_disk(tmp_path, ["a", "b"], 1 << 18)
+    (file,) = tmp_path.iterdir()
+    taken, size = file.stat().st_blocks * 512, sum(row.nbytes for row in rows.values())
+    assert taken >= file.stat().st_size == size
+
+
+def test_a_disk_that_is_too_full_for_the_models_is_one_line(tiny, tmp_path, federate, monkeypatch):
+    def disk_is_full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
+    with pytest.raises(FederationError, match="cannot write the run folder .*: .*No space left"):
+        federate(run_of(tiny, tmp_path))
 
 
 def run_of(tiny, tmp_path, *overrides, name="run"):
