@@ -27,13 +27,11 @@ WITHOUT_EFFECT = (
     "watch",
     "share",
     "federation.min_clients",
-    "federation.round_timeout",
 )
-# Keys that may differ when a run is resumed: also those that may have stopped it or made it wait.
-RESUME_MAY_CHANGE = (
-    *WITHOUT_EFFECT,
-    *(f"federation.{key}" for key in ("max_update", "enough", "oversample", "deadline")),
-)
+# Of `federation`: they may have stopped a run or made it wait.
+OF_WAITING = ("round_timeout", "max_update", "enough", "oversample", "deadline")
+# Keys that may differ when a run is resumed.
+RESUME_MAY_CHANGE = (*WITHOUT_EFFECT, *(f"federation.{key}" for key in OF_WAITING))
 MAY_GROW = "federation.rounds"
 
 

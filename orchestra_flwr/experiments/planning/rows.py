@@ -24,7 +24,8 @@ from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 
-CHECK = "max_update"  # of `federation`
+TIMEOUT = "round_timeout"  # of `federation`; in a simulation only a clock reads it
+UNLESS_USUAL = ("max_update", TIMEOUT)  # of `federation`: in a run's name if not the default
 
 
 class Row(Section):
@@ -152,8 +153,9 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
     Experiments share runs by this name. Where a run is computed and what is shown meanwhile makes
-    no difference (`WITHOUT_EFFECT`), nor does a term of weight 0. `federation.max_update` makes one
-    only if it is not the default, so that older runs keep their names.
+    no difference (`WITHOUT_EFFECT`), nor does a term of weight 0. `federation.max_update` and, with
+    a clock, `federation.round_timeout` make one only if they are not the default, so that older
+    runs keep their names.
 
     Args:
         work: what is done; if it is not training, the first part of the name.
@@ -163,9 +165,11 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
     root = config.data.options.get("root")
-    usual = type(config.federation).model_fields[CHECK].default
-    if values["federation"][CHECK] == usual:
-        del values["federation"][CHECK]
+    for key in UNLESS_USUAL:
+        usual = type(config.federation).model_fields[key].default
+        unread = key == TIMEOUT and not config.clock.plugin.keeps_time
+        if unread or values["federation"][key] == usual:
+            del values["federation"][key]
     for key in (*WITHOUT_EFFECT, "name", "run_dir", "resume", "resume_round"):
         *path, last = key.split(".")
         section = values

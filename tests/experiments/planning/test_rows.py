@@ -80,6 +80,10 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
     changed = ("seed=1", "training.lr=0.02", "method.ema=0.9", "evaluation.every=1")
     for other in (*changed, "federation.max_update=null", "federation.max_update=5"):
         assert run_name(load_config([other])) != base
+    assert run_name(load_config(["federation.round_timeout=5"])) == base  # nobody is late
+    timed = [f"federation.round_timeout={seconds}" for seconds in (3600, 50, 5)]
+    by_clock = [run_name(load_config(["clock=virtual", timeout])) for timeout in timed]
+    assert by_clock[0] == run_name(load_config(["clock=virtual"])) and len({*by_clock}) == 3
     roots = ["a/one.zip", "b/one.zip", "a/two.zip"]
     one, moved, two = (
         run_name(load_config(["data=image_folder", f"data.root={root}"])) for root in roots
