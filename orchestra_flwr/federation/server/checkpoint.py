@@ -49,7 +49,7 @@ class Position:
     last_used: dict[str, dict[str, int]] = field(default_factory=dict)
     # How far replies moved the model in the last stages
     usual: dict[str, list[float]] = field(default_factory=dict)
-    # Round and score of the best encoder so far; empty without any
+    # Round and score of the best encoder so far, and whether clients gave it; empty without any
     best: dict[str, float] = field(default_factory=dict)
     # Clients of a simulation that have had the frozen weights
     holders: list[str] = field(default_factory=list)

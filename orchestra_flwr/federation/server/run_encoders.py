@@ -153,7 +153,8 @@ class BestEncoder:
     The encoder before training competes, but without labels only where it is pretrained: random
     weights score high by the ranks of their features, without having learned anything.
 
-    Scores are those on the server's images; where it has none, the mean of the clients'.
+    Scores are those on the server's images; where it has none, the mean of the clients'. The two
+    cannot be compared: a resumed run goes on with those by which it has chosen so far.
 
     Args:
         evaluator: of the run; makes encoders of backbones.
@@ -168,9 +169,10 @@ class BestEncoder:
         self._tensors: dict[str, Tensor] = {}
         self.round: int | None = None  # after which it was taken; None: no round was scored yet
         self.score: float | None = None  # that it had
+        self._by_clients: bool | None = None  # whose score that was; None: not known
 
     def check(self) -> None:
-        """Refuses a score that the server's images cannot give.
+        """Refuses a score that the server's images cannot give, once a checkpoint has been loaded.
 
         Raises:
             FederationError: says what is missing.
@@ -185,6 +187,11 @@ class BestEncoder:
                 f"evaluation.best_by={self._by}: {why}; "
                 "evaluation.unsupervised=true with a score without labels needs none"
             )
+        if self._by_clients is False and dataset is None:
+            raise FederationError(
+                f"evaluation.best_by={self._by}: {why}, on which the best encoder so far was "
+                "scored; the clients' scores cannot be compared with that"
+            )
 
     def consider(self, record: Mapping[str, Any], name: str, backbone: Backbone) -> None:
         """Takes the encoder of a round if it is better than that of all rounds before.
@@ -194,14 +201,14 @@ class BestEncoder:
         """
         if self._is_last or (record["round"] == 0 and not self._start_counts):
             return
-        score = lookup(record, "scores", name, self._by)
-        if score is None:
-            score = lookup(record, "unsupervised", self._by)
+        of_server = lookup(record, "scores", name, self._by)
+        by_clients = of_server is None if self._by_clients is None else self._by_clients
+        score = lookup(record, "unsupervised", self._by) if by_clients else of_server
         before = -math.inf if self.score is None else self.score
         if score is None or not score > before:  # NaN is not
             return
         encoder = self._evaluator.encoder(backbone, statistics_of(record, name))
-        self.round, self.score = record["round"], score
+        self.round, self.score, self._by_clients = record["round"], score, by_clients
         self._tensors = {k: v.detach().cpu() for k, v in encoder.backbone.state_dict().items()}
 
     def encoder(self, backbone: Backbone, *, statistics: str | None = None) -> Encoder:
@@ -217,10 +224,11 @@ class BestEncoder:
         return encoder
 
     def position(self) -> dict[str, float]:
-        """Round and score, for a checkpoint; empty without any."""
+        """Round, score, and whether it is the clients', for a checkpoint; empty without any."""
         if self.round is None or self.score is None:
             return {}
-        return {"round": self.round, "score": self.score}
+        position: dict[str, float] = {"round": self.round, "score": self.score}
+        return position if self._by_clients is None else position | {"clients": self._by_clients}
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds of it."""
@@ -230,6 +238,8 @@ class BestEncoder:
         """Takes back what :meth:`position` and :meth:`tensors` returned."""
         if position:
             self.round, self.score = int(position["round"]), position["score"]
+            by_clients = position.get("clients")  # earlier versions did not say it
+            self._by_clients = None if by_clients is None else bool(by_clients)
         self._tensors = with_prefix(saved, BEST)
 
     def summary(self) -> dict[str, Any]:

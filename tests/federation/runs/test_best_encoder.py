@@ -115,6 +115,51 @@ def test_the_first_of_equal_rounds_and_none_without_a_score(tiny):
     assert (best.round, best.score) == (3, 0.5)
 
 
+@pytest.fixture
+def resumed_best(tiny):
+    """The best encoder of a run without images that is resumed after a round with this record."""
+    evaluator = Evaluator(tiny(*BEST, "evaluation.unsupervised=true"), None)
+    backbone = build_learner(evaluator.config, 1).method.backbone
+
+    def make(first):
+        best, resumed = BestEncoder(evaluator), BestEncoder(evaluator)
+        best.consider(first, "online", backbone)
+        resumed.load(best.position(), best.tensors())
+        return resumed, backbone
+
+    return make
+
+
+def by_clients(round_, rank, **record):
+    return {"round": round_, "unsupervised": {"effective_rank": rank}, **record}
+
+
+def test_scores_on_the_servers_images_are_not_compared_with_those_of_clients(resumed_best):
+    """Ranks of thousands of images are higher than those of a client's."""
+    best, backbone = resumed_best(by_clients(1, 30.0))
+    best.check()
+    best.consider(by_clients(2, 20.0, **record(2, effective_rank=300.0)), "online", backbone)
+    assert (best.round, best.score) == (1, 30.0)
+    best.consider(by_clients(3, 31.0, **record(3, effective_rank=200.0)), "online", backbone)
+    assert (best.round, best.score) == (3, 31.0)
+
+
+def test_images_by_which_the_best_encoder_was_chosen_must_still_be_there(resumed_best):
+    best, backbone = resumed_best(by_clients(1, 30.0, **record(1, effective_rank=300.0)))
+    with pytest.raises(FederationError, match=r"no images of its own \(data.root\), on which"):
+        best.check()
+    best.consider(by_clients(2, 400.0), "online", backbone)
+    assert (best.round, best.score) == (1, 300.0)
+
+
+def test_a_checkpoint_of_an_earlier_version_does_not_say_whose_score_it_has(resumed_best):
+    best, backbone = resumed_best({"round": 1})
+    best.load({"round": 1, "score": 30.0}, {})
+    best.check()
+    best.consider(record(2, effective_rank=300.0), "online", backbone)
+    assert (best.round, best.score) == (2, 300.0)
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_random_weights_take_part_only_by_labels(trained, tiny, federate):
     start = [f"init={federate(tiny('method=simclr')).folder.path}"] if trained else []
