@@ -152,6 +152,26 @@ def test_it_needs_a_run_without_noise_that_is_resumed(tiny, tmp_path):
         load_config([f"resume={tmp_path / 'run'}", "resume_round=1"])
 
 
+@pytest.mark.parametrize(
+    "change", ["federation.enough=0.5", "federation.max_update=5", "device=auto"]
+)
+def test_a_simulation_does_not_go_back_to_other_releases_with_the_same_noise(
+    tiny, tmp_path, change
+):
+    """Their difference would be that of the clients' features, and count as nothing."""
+    folder, plain = tmp_path / "run", tmp_path / "plain"
+    clock = ("clock=virtual", "federation.enough=1.0")
+    private = ("clustering=private", "privacy.epsilon=20")
+    RunFolder.create(tiny(*clock, *private, f"run_dir={folder}"))
+    RunFolder.create(tiny(*clock, f"run_dir={plain}"))
+    with pytest.raises(ConfigError, match=f"{change}: must stay .* repeated rounds have the same"):
+        load_config([f"resume={folder}", "resume_round=1", change])
+    same = load_config([f"resume={folder}", "resume_round=1", "device=cpu", clock[1]])
+    assert same.resume_round == 1
+    for others in ([f"resume={folder}"], [f"resume={plain}", "resume_round=1"]):
+        load_config([*others, change])
+
+
 @pytest.mark.parametrize("content", [b"half", None])
 def test_a_damaged_latest_checkpoint_is_left_behind(whole, resumed, content):
     folder = whole()
