@@ -20,7 +20,8 @@ from orchestra_flwr.tensor_files import DamagedFileError, read_values
 CHECKPOINT = f"checkpoint/{LATEST}"
 VALUE = "folder"  # the name of the record in the checkpoint
 # Files that only grow; after a kill they may hold more than the checkpoint has seen.
-GROWING = ("metrics.jsonl", "checkpoint/releases.jsonl")
+METRICS = "metrics.jsonl"  # a line for each round
+GROWING = (METRICS, "checkpoint/releases.jsonl")
 FIXED = ("checkpoint/run.id", "checkpoint/noise.key")
 REMOVED_AT_THE_END = "checkpoint/noise.key"
 ENDED = "summary.json"
@@ -96,6 +97,9 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
                 f"{folder / name} {wrong} since the checkpoint; put back what it held, "
                 "or start a new run"
             )
+    noise = lookup(saved["config"], "privacy", "noise_multiplier")
+    if noise and (metrics := saved["files"].get(METRICS)):
+        _check_not_older(path, folder / METRICS, metrics["lines"])
 
 
 class _Growing:
@@ -130,6 +134,19 @@ def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:
         return f"was cut to {left} of {entry['lines']} records"
     seen = data[: entry["bytes"]] if grows else data
     return "" if hashlib.sha256(seen).hexdigest() == entry["sha256"] else "was changed"
+
+
+def _check_not_older(checkpoint: Path, metrics: Path, lines: int) -> None:
+    """Refuses to go on from an older checkpoint that was put back: later rounds are released.
+
+    A kill before the checkpoint of a round leaves one more line, and nobody has seen that round.
+    """
+    if (more := metrics.read_bytes().count(b"\n") - lines) > 1:
+        raise ConfigError(
+            f"{checkpoint} is {more} rounds older than {metrics}, and a run with "
+            "privacy.noise_multiplier cannot go back: its account of privacy would lack what these "
+            "rounds have released; put back the latest checkpoint, or start a new run"
+        )
 
 
 def _check_config(file: Path, saved: Mapping[str, Any]) -> None:

@@ -152,6 +152,23 @@ def test_it_needs_a_run_without_noise_that_is_resumed(tiny, tmp_path):
         load_config([f"resume={tmp_path / 'run'}", "resume_round=1"])
 
 
+NOISY = ("method=simclr", "model.norm=group", "federation.weighting=uniform", "privacy.clip=1",
+         "privacy.noise_multiplier=1")  # fmt: skip
+
+
+def test_a_run_with_noise_does_not_go_back_by_an_older_checkpoint_either(whole, resumed):
+    folder = whole(*NOISY)
+    file, latest = folder.checkpoint / LATEST, (folder.checkpoint / LATEST).read_bytes()
+    file.unlink()
+    shutil.copy(folder.checkpoint / "state-3.safetensors", file)
+    with pytest.raises(ConfigError, match=r"is 2 rounds older than .* cannot go back"):
+        resumed(folder)
+    shutil.copy(folder.checkpoint / "state-4.safetensors", file)  # as a kill in round 5 leaves it
+    RunFolder.resume(folder.path)
+    file.write_bytes(latest)
+    RunFolder.resume(folder.path)
+
+
 @pytest.mark.parametrize(
     "change", ["federation.enough=0.5", "federation.max_update=5", "device=auto"]
 )
