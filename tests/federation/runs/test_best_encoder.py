@@ -68,6 +68,17 @@ def test_a_resumed_run_remembers_the_best(back, tiny, federate, monkeypatch):
     assert equal(weights(resumed), first) == (back is None)
 
 
+def test_the_last_round_of_a_run_that_gets_more_takes_part(tiny, federate, monkeypatch):
+    """It would not have been evaluated otherwise: docs/training.md says so."""
+    keeping(monkeypatch, [0.3, 0.6, 0.5, 0.4])
+    seldom = [override for override in BY_KNN if not override.startswith("evaluation.every")]
+    run = federate(tiny(*seldom, "evaluation.every=2", "federation.rounds=1"))
+    more = tiny(*seldom, "evaluation.every=2", "federation.rounds=3")
+    resumed = federate(more, folder=RunFolder.resume(run.folder.path))
+    assert [bool(r.get("scores")) for r in resumed.records] == [True, True, True, True]
+    assert resumed.summary["kept_round"] == 1 and resumed.summary["knn"] == 0.6
+
+
 def test_a_run_that_only_harms_keeps_what_it_began_with(tiny, federate, monkeypatch):
     """With the BatchNorm statistics that were best before training."""
     keeping(monkeypatch, [0.9, 0.4, 0.5])
