@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from orchestra_flwr.config import KEPT_ROUNDS, Config, ConfigError, config_to_yaml, read_config_file
-from orchestra_flwr.files import append_durably, finite, write_atomically
+from orchestra_flwr.files import append_durably, finite, read_whole_lines, write_atomically
 from orchestra_flwr.folder_lock import LOCK, FolderInUseError, locked
 from orchestra_flwr.reporting.folder_record import check_folder
 from orchestra_flwr.reporting.kept_checkpoints import (
@@ -179,6 +179,7 @@ class RunFolder:
         """Makes a round the last one; sets aside the records of later rounds."""
         later = [line for line, record in self._lines() if record["round"] > round_]
         if later:
+            read_whole_lines(self.set_aside)  # removes one that a kill cut off
             append_durably(self.set_aside, b"".join(later))
         make_latest(self.checkpoint, round_)
         self.truncate_after(round_)

@@ -223,6 +223,15 @@ def test_killed_while_it_goes_back_it_is_resumed(whole, resumed):
     assert same(before, tensors(folder)) and shown(folder) == records
 
 
+def test_killed_while_it_sets_records_aside_no_line_is_spoilt(whole):
+    folder = whole()
+    lines = folder.metrics.read_bytes().splitlines(keepends=True)
+    folder.set_aside.write_bytes(lines[4] + lines[5][:20])
+    RunFolder.resume(folder.path, 4)
+    rounds = [json.loads(line)["round"] for line in folder.set_aside.read_text().splitlines()]
+    assert rounds == [4, 5]
+
+
 @pytest.mark.slow
 def test_without_links_checkpoints_are_copied(tiny, tmp_path, federate, resumed, monkeypatch):
     def no_links(*args, **kwargs):
