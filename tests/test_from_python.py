@@ -66,6 +66,13 @@ def test_metrics_are_a_frame(run):
     assert frame["loss.total"].notna().tolist() == [False, True, True]
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("pandas"), reason="needs pandas")
+def test_before_the_first_round_ends_the_frame_is_empty(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    frame = Result(tmp_path).frame()
+    assert frame.empty and frame.index.name == "round"
+
+
 def test_the_encoder_encodes_pictures(run):
     features = run[0].encoder.encode(PICTURES[:5])
     assert features.shape == (5, run[0].encoder.dim)

@@ -120,7 +120,9 @@ class Result:
         for record in self._records():
             numbers = {k: v for k, v in flat(record).items() if not isinstance(v, list)}
             rounds.setdefault(record["round"], {}).update(numbers)
-        return pandas.DataFrame(list(rounds.values())).set_index("round")
+        # Without a record yet, the index is all that it has.
+        columns = None if rounds else ["round"]
+        return pandas.DataFrame(list(rounds.values()), columns=columns).set_index("round")
 
     @cached_property
     def encoder(self) -> Encoder:
