@@ -5,10 +5,14 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors import safe_open
 
+from orchestra_flwr import load_encoder
 from orchestra_flwr.cli import label_main
+from orchestra_flwr.models import save_encoder
 from orchestra_flwr.use.embedding_files import read_embeddings
+from orchestra_flwr.use.image_embeddings import embed
 
 
 @pytest.fixture
@@ -108,6 +112,31 @@ def test_class_folders_label_all_images(run, photos, command, tmp_path):
     assert len(rows) == 36
     assert all(row["label"] == "my " + row["path"].split("/")[0] for row in rows)
     assert not [*results.glob("unfinished*")]
+
+
+def test_the_encoder_of_the_beginning_is_used_for_all(run, photos, command, tmp_path, monkeypatch):
+    """A run that is resumed replaces it while images are embedded, which may take hours."""
+    seen = []
+
+    def embed_and_replace(encoder, *arguments, **keys):
+        embeddings = embed(encoder, *arguments, **keys)
+        seen.append(next(encoder.parameters()).clone())
+        if len(seen) == 1:
+            other = load_encoder(run)
+            with torch.no_grad():
+                next(other.parameters()).neg_()
+            save_encoder(run / "encoder.safetensors", other)
+        return embeddings
+
+    for module in ("embed_command", "label_command"):
+        monkeypatch.setattr(f"orchestra_flwr.use.{module}.embed", embed_and_replace)
+    examples = shutil.copytree(photos, tmp_path / "examples")
+    arguments = [f"run={run}", f"images={photos}", f"labels={examples}"]
+    code, _, err = command(*arguments)
+    assert code == 0, err
+    assert len(seen) == 2 and torch.equal(*seen)
+    command(*arguments)  # the embeddings are not taken for those of the new encoder
+    assert len(seen) == 4 and torch.equal(seen[2], -seen[0])
 
 
 def test_labelled_folders_among_the_images_are_not_predicted(run, photos, command):
