@@ -109,6 +109,14 @@ def test_a_file_is_of_the_encoder_that_it_was_made_from(make_run, command, monke
     assert code == 2 and "was exported from another encoder" in err
 
 
+def test_the_table_shows_the_name_of_a_file_as_it_is(make_run, command):
+    run = make_run()
+    for suffix in (".safetensors", ".json"):
+        (run / f"encoder{suffix}").rename(run / f"my [v2]:eye:{suffix}")
+    code, out, _ = command(f"run={run}/my [v2]:eye:.safetensors", "format=torch_export")
+    assert code == 0 and "| my [v2]:eye:.safetensors |" in out
+
+
 def test_int8_takes_the_labelled_ones_of_images_that_are_labelled_in_part():
     images, labels = torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([1, UNLABELLED, 0])
     train = ImageSet(images, labels, ("cat", "dog"))
