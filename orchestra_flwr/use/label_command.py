@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Container
 from dataclasses import asdict
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def run_label(config: LabelConfig) -> None:
             examples = _part(everything, labelled)
             rest = _part(everything, [not has_label for has_label in labelled])
         else:
-            examples = _embedded_examples(config, encoder, digest, embedded.folder)
+            known = labels_by_path.keys()
+            examples = _embedded_examples(config, encoder, digest, embedded.folder, known)
             rest = _outside(config, everything)
         labels = [labels_by_path[path] for path in examples.paths]
         check_enough(config.labels, dict(zip(examples.paths, labels, strict=True)))  # the readable
@@ -87,11 +89,12 @@ def _labels_by_folder(config: LabelConfig) -> dict[str, str]:
 
 
 def _embedded_examples(
-    config: LabelConfig, encoder: Encoder, digest: str, folder: Path
+    config: LabelConfig, encoder: Encoder, digest: str, folder: Path, known: Container[str]
 ) -> Embeddings:
-    """Embeddings of the images in class folders."""
+    """Embeddings of the images in class folders that are `known`: others may have come since."""
     with opened_images(config.labels, "labels") as (archive, listed):
-        files = without_results(listed, config, "labels")
+        there = without_results(listed, config, "labels")
+        files = [file for file in there if printable(file.name) in known]
         unfinished = folder / "unfinished-labels"
         examples = embed(
             encoder,

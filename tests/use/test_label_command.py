@@ -139,6 +139,24 @@ def test_the_encoder_of_the_beginning_is_used_for_all(run, photos, command, tmp_
     assert len(seen) == 4 and torch.equal(seen[2], -seen[0])
 
 
+def test_an_image_that_is_labelled_meanwhile_waits_for_the_next_command(
+    run, photos, command, tmp_path, monkeypatch
+):
+    """While all images are embedded, which may take hours, a person goes on labelling."""
+    examples = shutil.copytree(photos, tmp_path / "examples")
+
+    def embed_while_another_comes(*arguments, **keys):
+        shutil.copy(examples / "red" / "00.png", examples / "red" / "another.png")
+        return embed(*arguments, **keys)
+
+    monkeypatch.setattr("orchestra_flwr.use.embed_command.embed", embed_while_another_comes)
+    arguments = [f"run={run}", f"images={photos}", f"labels={examples}"]
+    code, out, err = command(*arguments)
+    assert code == 0, err
+    assert "36 labelled images" in out
+    assert "37 labelled images" in command(*arguments)[1]
+
+
 def test_labelled_folders_among_the_images_are_not_predicted(run, photos, command):
     """Predictions are for images without a label, wherever these lie."""
     for name in ("blue", "green", "red"):
