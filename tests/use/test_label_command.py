@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from orchestra_flwr import load_encoder
-from orchestra_flwr.cli import label_main
+from orchestra_flwr.cli import compare_main, embed_main, label_main
 from orchestra_flwr.models import save_encoder
 from orchestra_flwr.use.embedding_files import read_embeddings
 from orchestra_flwr.use.image_embeddings import embed
@@ -137,6 +137,19 @@ def test_the_encoder_of_the_beginning_is_used_for_all(run, photos, command, tmp_
     assert len(seen) == 2 and torch.equal(*seen)
     command(*arguments)  # the embeddings are not taken for those of the new encoder
     assert len(seen) == 4 and torch.equal(seen[2], -seen[0])
+
+
+@pytest.mark.parametrize(
+    ("main", "key"), [(label_main, "seed"), (compare_main, "seed"), (embed_main, "page.seed")]
+)
+def test_a_seed_that_is_too_large_is_refused_before_images_are_embedded(main, key, capsys):
+    named = "after" if main is compare_main else "run"
+    labels = ["labels=nowhere"] if main is label_main else []
+    arguments = [f"{named}=nowhere", "images=nowhere", *labels]
+    assert main([*arguments, f"{key}={2**32}"]) == 2
+    assert f"{key}=4294967296: input should be less than 4294967296" in capsys.readouterr().err
+    assert main([*arguments, f"{key}={2**32 - 1}"]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 def test_an_image_that_is_labelled_meanwhile_waits_for_the_next_command(
