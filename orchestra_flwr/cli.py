@@ -349,7 +349,7 @@ def _export(config: ExportConfig) -> int:
             print_export(export_saved(config), config.exported)
 
     # Some files may already be written, or on the hub.
-    return run_command(work, BEGINS_AGAIN, OSError, ExportError, HubError)
+    return run_command(work, BEGINS_AGAIN, OSError, ValueError, ExportError, HubError)
 
 
 def _take_part(config: ClientConfig) -> int:

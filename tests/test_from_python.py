@@ -66,6 +66,25 @@ def test_metrics_are_a_frame(run):
     assert frame["loss.total"].notna().tolist() == [False, True, True]
 
 
+def test_a_result_follows_a_run_that_goes_on(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    result, rounds = Result(tmp_path), []
+    for number in range(3):
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"round": {number}, "loss": {{"total": 1}}}}\n')
+        (tmp_path / "summary.json").write_text(f'{{"rounds": {number}}}')
+        rounds.append((len(result.metrics), result.summary["rounds"]))
+        assert f"\n{number} round" in str(result)
+    assert rounds == [(1, 0), (2, 1), (3, 2)]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("pandas"), reason="needs pandas")
+def test_before_the_first_round_ends_the_frame_is_empty(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    frame = Result(tmp_path).frame()
+    assert frame.empty and frame.index.name == "round"
+
+
 def test_the_encoder_encodes_pictures(run):
     features = run[0].encoder.encode(PICTURES[:5])
     assert features.shape == (5, run[0].encoder.dim)

@@ -167,12 +167,11 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
         return f"{key}={_written(first['input'])}: must be given by its keys (see --help)"
     if first["type"] == "value_error":
         return message
-    if first["type"] == "string_type" and key[-1].isdigit() and first["input"] is not None:
-        of_list, value = key.rpartition(".")[0], _written(first["input"])
-        return (
-            f"{key}={value}: must be a text; what looks like a number is quoted: "
-            f"\"{of_list}=['{value}',...]\""
-        )
+    if first["type"] == "string_type" and first["input"] is not None:
+        of_list, _, last = key.rpartition(".")
+        value = _written(first["input"])
+        quoted = f"{of_list}=['{value}',...]" if last.isdigit() else f"{key}='{value}'"
+        return f'{key}={value}: must be a text; what looks like a number is quoted: "{quoted}"'
     return f"{key}={_written(first['input'])}: {message[:1].lower()}{message[1:]}"
 
 

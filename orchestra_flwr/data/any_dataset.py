@@ -268,7 +268,9 @@ def _classes(train: _Items) -> tuple[tuple[str, ...], dict[int | str | None, int
         numbers |= {name: number for number, name in enumerate(names)}
         return tuple(printable(str(name)) for name in names), numbers
     labels = sorted({*train.labels} - {None}, key=lambda label: (isinstance(label, str), label))
-    return tuple(printable(str(label)) for label in labels), {x: n for n, x in enumerate(labels)}
+    # 1 and "1" are one class: pandas reads a column of numbers and texts as both.
+    texts = {text: number for number, text in enumerate(dict.fromkeys(map(str, labels)))}
+    return tuple(map(printable, texts)), texts | {label: texts[str(label)] for label in labels}
 
 
 def _declared(items: Any) -> Sequence[str] | None:

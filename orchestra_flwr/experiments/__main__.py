@@ -7,6 +7,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.commands.endings import BEGINS_AGAIN, run_command, stop_on_sigterm
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.output_streams import ignore_closed_streams
+from orchestra_flwr.files import at_home
 
 USAGE = """\
 usage: orchestra-report folder=FOLDER [plugins=[PACKAGE,...]]
@@ -52,7 +53,7 @@ def _report(folder: str, named: Sequence[str]) -> None:
     require_server("orchestra-report")
     from orchestra_flwr.experiments.report.writer import write_report
 
-    print(f"report: {write_report(folder)}")
+    print(f"report: {write_report(at_home(folder))}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, percent, size
@@ -27,7 +28,7 @@ def print_export(results: Mapping[str, Any], folder: Path) -> None:
         difference = f"{file['difference']:.1e}" if "difference" in file else ""
         times = (f"{1000 * file['seconds'][batch]:.2f}" for batch in batches)
         table.add_row(
-            printable(file["file"]),
+            Text(printable(file["file"])),  # in which brackets are no markup
             size(file["bytes"]),
             *times,
             difference,

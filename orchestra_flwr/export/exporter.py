@@ -53,6 +53,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
     if config.format == "onnx":
         require("format=onnx", "onnx", *ONNX_LIBRARIES)
     encoder = encoder_of(config)
+    digest = file_sha256(config.encoder)  # at once: a run that goes on may replace the file
     dataset = _images(config, encoder) if config.int8 else None
     portable = PortableEncoder(encoder, any_size=config.any_size)
     with torch_threads():
@@ -69,8 +70,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     results = {
-        "made_from": made_from(config.exported)
-        | {path.name: file_sha256(config.encoder) for path, *_ in made},
+        "made_from": made_from(config.exported) | {path.name: digest for path, *_ in made},
         "format": config.format,
         "any_size": config.any_size,
         "image_size": encoder.spec.image_size,

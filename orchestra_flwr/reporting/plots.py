@@ -3,7 +3,8 @@
 import io
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,19 @@ def save_png(figure: Figure, path: Path) -> None:
         _write_png(figure, temporary)
 
 
-def _write_png(figure: Figure, target: Path | io.BytesIO) -> None:
-    """Writes a PNG; letters that matplotlib's font lacks, such as Chinese, become boxes.
+@contextmanager
+def without_glyph_warnings() -> Iterator[None]:
+    """Letters that matplotlib's font lacks, such as Chinese, become boxes in the block's pictures.
 
-    No warning is shown, as nothing else can be drawn; the names are in `partition.json`.
+    No warning is shown, as nothing else can be drawn; files beside the pictures have the names.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+def _write_png(figure: Figure, target: Path | io.BytesIO) -> None:
+    with without_glyph_warnings():
         figure.savefig(target, format="png")
 
 

@@ -49,7 +49,7 @@ class RoundMetrics:
 
 
 class Result:
-    """A run folder, read on demand.
+    """A run folder, read on demand: each time anew, as the run may go on, but for the encoder.
 
     Args:
         folder: of any run, including runs started on a command line.
@@ -68,7 +68,7 @@ class Result:
         if not (self.folder / "config.yaml").is_file():
             raise FileNotFoundError(f"{self.folder}: no run folder (it holds no config.yaml)")
 
-    @cached_property
+    @property
     def summary(self) -> dict[str, Any]:
         """`summary.json`: `knn` and `linear` as fractions, `untrained`, `rounds`, bytes, ...
 
@@ -81,7 +81,7 @@ class Result:
             raise FileNotFoundError(f"{file}: no such file (a finished run leaves it)")
         return read_json(file)
 
-    @cached_property
+    @property
     def metrics(self) -> list[RoundMetrics]:
         """The rounds so far, in their order; round 0 is before training.
 
@@ -120,7 +120,9 @@ class Result:
         for record in self._records():
             numbers = {k: v for k, v in flat(record).items() if not isinstance(v, list)}
             rounds.setdefault(record["round"], {}).update(numbers)
-        return pandas.DataFrame(list(rounds.values())).set_index("round")
+        # Without a record yet, the index is all that it has.
+        columns = None if rounds else ["round"]
+        return pandas.DataFrame(list(rounds.values()), columns=columns).set_index("round")
 
     @cached_property
     def encoder(self) -> Encoder:

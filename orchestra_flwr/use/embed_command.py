@@ -15,8 +15,7 @@ from orchestra_flwr.data.image_files.decoding import any_readable
 from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
-from orchestra_flwr.models import Encoder, encoder_of
-from orchestra_flwr.training import resolve_device
+from orchestra_flwr.models import Encoder
 from orchestra_flwr.use.embedding_files import (
     Embeddings,
     add_near_duplicates,
@@ -25,7 +24,13 @@ from orchestra_flwr.use.embedding_files import (
     read_embeddings,
     write_embeddings,
 )
-from orchestra_flwr.use.image_embeddings import EmbeddedImages, embed, key_of, opened_images
+from orchestra_flwr.use.image_embeddings import (
+    EmbeddedImages,
+    embed,
+    key_of,
+    loaded_encoder,
+    opened_images,
+)
 from orchestra_flwr.use.page import write_page
 from orchestra_flwr.use.use_config import EmbedConfig, Format, UseConfig
 
@@ -40,7 +45,7 @@ def run_embed(config: EmbedConfig) -> None:
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
-    with embedded_images(config) as embedded:
+    with embedded_images(config, *loaded_encoder(config)) as embedded:
         if config.page.write:
             print("making the page (a minute or two for 5,000 images)", file=sys.stderr, flush=True)
             title = printable(_whole(config.images).name)
@@ -51,24 +56,29 @@ def run_embed(config: EmbedConfig) -> None:
 
 
 @contextmanager
-def embedded_images(config: UseConfig, *, any_format: bool = False) -> Iterator[EmbeddedImages]:
+def embedded_images(
+    config: UseConfig, encoder: Encoder, digest: str, *, any_format: bool = False
+) -> Iterator[EmbeddedImages]:
     """The images of a configuration and their embeddings, made unless they exist already.
 
     Args:
+        encoder: of the configuration; it and its `digest` are those of :func:`loaded_encoder`.
         any_format: whether existing ones may have another format than `config.format`.
 
     Raises:
-        ConfigError: no encoder, no images, or a folder that another process uses.
+        ConfigError: no images, or a folder that another process uses.
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
     if config.format == "parquet":
         require("format=parquet", "parquet", "pyarrow")
-    encoder = encoder_of(config, resolve_device(config.device))
     with opened_images(config.images, "images") as (archive, listed):
         files = without_results(listed, config, "images")
         with _own(config.results) as folder:
-            embeddings = _made_or_read(config, encoder, archive, files, any_format)
+            key = key_of(digest, archive, files)
+            embeddings = _made_or_read(
+                config, encoder, archive, files, key=key, any_format=any_format
+            )
             names = {printable(file.name): file.name for file in files}
             yield EmbeddedImages(archive, embeddings, names, folder)
 
@@ -111,10 +121,15 @@ def _check_same_images(config: UseConfig) -> None:
 
 
 def _made_or_read(
-    config: UseConfig, encoder: Encoder, archive: Archive, files: list[ImageFile], any_format: bool
+    config: UseConfig,
+    encoder: Encoder,
+    archive: Archive,
+    files: list[ImageFile],
+    *,
+    key: str,
+    any_format: bool,
 ) -> Embeddings:
     folder = config.results
-    key = key_of(config.encoder, archive, files)
     format, embeddings = _there(config, key, any_format)
     names = [file.name for file in files]
     if embeddings is None or any_readable(embeddings.unread, names, archive.read):

@@ -60,7 +60,7 @@ def write_embeddings(
 ) -> Path:
     """Writes or replaces `embeddings.<format>` and its description; returns the file's path.
 
-    An earlier file in another format, of another encoder or other images, is removed.
+    Earlier files in other formats, of another encoder or other images, are removed.
 
     Args:
         folder: of both.
@@ -88,9 +88,10 @@ def write_embeddings(
         "unread": embeddings.unread,
     }
     write_json(folder / DESCRIPTION, described)
-    others = [f"embeddings.{other}" for other in WRITERS if other != format]
-    if earlier.get("key") not in (None, key) and earlier.get("file") in others:
-        (folder / earlier["file"]).unlink(missing_ok=True)
+    if earlier.get("key") not in (None, key):  # all formats: they may have been written in turn
+        for other in WRITERS:
+            if other != format:
+                (folder / f"embeddings.{other}").unlink(missing_ok=True)
     return path
 
 

@@ -20,10 +20,11 @@ from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.models import Encoder, extract_features
+from orchestra_flwr.models import Encoder, encoder_of, extract_features
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
-from orchestra_flwr.training import torch_threads
+from orchestra_flwr.training import resolve_device, torch_threads
 from orchestra_flwr.use.embedding_files import Embeddings
+from orchestra_flwr.use.use_config import UseConfig
 
 logger = logging.getLogger("orchestra_flwr.use")
 
@@ -66,12 +67,24 @@ def opened_images(root: str, key: str) -> Iterator[tuple[Archive, list[ImageFile
         yield archive, files
 
 
-def key_of(encoder_file: Path, archive: Archive, files: Sequence[ImageFile]) -> str:
-    """What embeddings depend on: the encoder's weights and description, and the image files."""
+def loaded_encoder(config: UseConfig) -> tuple[Encoder, str]:
+    """The encoder of a configuration, and the digest of its weights and description.
+
+    A command reads both once, at its beginning: a run that goes on may replace the files meanwhile.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    encoder = encoder_of(config, resolve_device(config.device))
     digest = hashlib.sha256()
-    for file in (encoder_file, encoder_file.with_suffix(".json")):
+    for file in (config.encoder, config.encoder.with_suffix(".json")):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return fingerprint_of(digest.hexdigest() + json.dumps(archive.identity(files)))
+    return encoder, digest.hexdigest()
+
+
+def key_of(encoder: str, archive: Archive, files: Sequence[ImageFile]) -> str:
+    """What embeddings depend on: the encoder, by its digest, and the image files."""
+    return fingerprint_of(encoder + json.dumps(archive.identity(files)))
 
 
 def embed(

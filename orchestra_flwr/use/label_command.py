@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Container
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +13,8 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
 from orchestra_flwr.data.image_files.file_table import table_text
 from orchestra_flwr.files import at_home, replacing, write_atomically, write_json
-from orchestra_flwr.models import encoder_of
+from orchestra_flwr.models import Encoder
 from orchestra_flwr.tensor_files import save_plain
-from orchestra_flwr.training import resolve_device
 from orchestra_flwr.use.embed_command import embedded_images, without_results
 from orchestra_flwr.use.embedding_files import Embeddings
 from orchestra_flwr.use.few_label_classifier import (
@@ -23,7 +23,7 @@ from orchestra_flwr.use.few_label_classifier import (
     estimate_accuracy,
     fit_few_labels,
 )
-from orchestra_flwr.use.image_embeddings import embed, key_of, opened_images
+from orchestra_flwr.use.image_embeddings import embed, key_of, loaded_encoder, opened_images
 from orchestra_flwr.use.label_files import (
     check_enough,
     check_known,
@@ -45,14 +45,16 @@ def run_label(config: LabelConfig) -> None:
     is_by_path = is_table(config.labels)
     labels_by_path = _labels_by_path(config) if is_by_path else _labels_by_folder(config)
     check_enough(config.labels, labels_by_path)
-    with embedded_images(config, any_format=True) as embedded:
+    encoder, digest = loaded_encoder(config)
+    with embedded_images(config, encoder, digest, any_format=True) as embedded:
         everything = embedded.embeddings
         if is_by_path:
             labelled = [path in labels_by_path for path in everything.paths]
             examples = _part(everything, labelled)
             rest = _part(everything, [not has_label for has_label in labelled])
         else:
-            examples = _embedded_examples(config, embedded.folder)
+            known = labels_by_path.keys()
+            examples = _embedded_examples(config, encoder, digest, embedded.folder, known)
             rest = _outside(config, everything)
         labels = [labels_by_path[path] for path in examples.paths]
         check_enough(config.labels, dict(zip(examples.paths, labels, strict=True)))  # the readable
@@ -86,18 +88,21 @@ def _labels_by_folder(config: LabelConfig) -> dict[str, str]:
         return labels_by_folder(config.labels, without_results(listed, config, "labels"))
 
 
-def _embedded_examples(config: LabelConfig, folder: Path) -> Embeddings:
-    """Embeddings of the images in class folders."""
+def _embedded_examples(
+    config: LabelConfig, encoder: Encoder, digest: str, folder: Path, known: Container[str]
+) -> Embeddings:
+    """Embeddings of the images in class folders that are `known`: others may have come since."""
     with opened_images(config.labels, "labels") as (archive, listed):
-        files = without_results(listed, config, "labels")
+        there = without_results(listed, config, "labels")
+        files = [file for file in there if printable(file.name) in known]
         unfinished = folder / "unfinished-labels"
         examples = embed(
-            encoder_of(config, resolve_device(config.device)),
+            encoder,
             archive,
             files,
             batch_size=config.batch_size,
             unfinished=unfinished,
-            key=key_of(config.encoder, archive, files),
+            key=key_of(digest, archive, files),
         )
     shutil.rmtree(unfinished, ignore_errors=True)
     return examples

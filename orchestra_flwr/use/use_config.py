@@ -21,6 +21,7 @@ from orchestra_flwr.files import at_home
 LABELS = "a CSV with the columns path and label, or a folder with a folder of images for each class"
 
 Format = Literal["safetensors", "npz", "parquet"]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # scikit-learn takes no larger one
 
 
 class WithImages(Section):
@@ -53,7 +54,7 @@ class PageConfig(Section):
     pictures: Literal["inside", "beside"]
     limit: int = Field(ge=1, le=50_000)
     clusters: int = Field(ge=1, le=24)
-    seed: int = Field(ge=0)
+    seed: Seed
 
 
 class EmbedConfig(UseConfig):
@@ -75,7 +76,7 @@ class LabelConfig(UseConfig):
     file = "label"
 
     labels: Annotated[PathText, required("labels", LABELS)]
-    seed: int = Field(ge=0)
+    seed: Seed
 
 
 class CompareConfig(WithImages, WithPlugins, Composed):
@@ -90,7 +91,7 @@ class CompareConfig(WithImages, WithPlugins, Composed):
     labels: OptionalPathText
     limit: int = Field(ge=10)
     queries: int = Field(ge=0, le=500)
-    seed: int = Field(ge=0)
+    seed: Seed
 
     def unread(self) -> dict[str, str]:
         """Keys of a network of timm, where `before` names none."""

@@ -128,6 +128,16 @@ def test_labels_that_are_texts_are_sorted():
     assert data.train.labels.tolist() == [1, 0, 1, 2, 0, 0]
 
 
+def test_a_number_and_its_text_are_one_class():
+    """A column of both, as pandas reads one that begins with numbers."""
+    labels = [2, "1", 10, 1, "b", "10"]
+    train = list(zip(PICTURES, labels, strict=True))
+    data = as_dataset((train, list(zip(PICTURES, ["2", 1, "b"], strict=False))), "mine", 8)
+    assert data.train.classes == ("1", "2", "10", "b")
+    assert data.train.labels.tolist() == [1, 0, 2, 0, 3, 2]
+    assert data.test.labels.tolist() == [1, 0, 3]
+
+
 def test_some_labels(caplog):
     labelled = list(zip(PICTURES, ["dog", None, "cat"], strict=False))
     dataset = as_dataset((labelled, labelled[::-1]), "mine", 8)

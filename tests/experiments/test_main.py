@@ -18,6 +18,16 @@ def test_the_report_is_a_command(make_run, tmp_path, capsys):
     assert (tmp_path / "report.md").is_file()
 
 
+def test_a_folder_in_the_home_folder_is_found_as_by_all_commands(
+    make_run, tmp_path, monkeypatch, capsys
+):
+    """Shells leave the `~` in `folder=~/runs` alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make_run("runs/one", {"knn": 0.5})
+    assert main(["folder=~/runs"]) == 0
+    assert capsys.readouterr() == (f"report: {tmp_path / 'runs' / 'report.html'}\n", "")
+
+
 def test_the_report_knows_its_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"orchestra-flwr {__version__}\n"

@@ -19,7 +19,8 @@ from orchestra_flwr.data import UNLABELLED, Dataset
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.export.exporter import _images, _labelled, _measured, made_from
-from orchestra_flwr.models import Encoder, EncoderSpec
+from orchestra_flwr.export.programs import program_of
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 
 needs_onnx = pytest.mark.skipif(
     any(extras.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -87,6 +88,33 @@ def test_it_is_known_of_which_encoder_each_file_is(make_run, command):
         assert command(f"run={run}", f"format={format}", "any_size=false")[0] == 0
     digest = hashlib.sha256((run / "encoder.safetensors").read_bytes()).hexdigest()
     assert made_from(run / "export") == {"encoder.onnx": digest, "encoder.pt2": digest}
+
+
+def test_a_file_is_of_the_encoder_that_it_was_made_from(make_run, command, monkeypatch):
+    """A run that is resumed meanwhile replaces it; the new one must not pass for the source."""
+    run = make_run()
+    digest = hashlib.sha256((run / "encoder.safetensors").read_bytes()).hexdigest()
+
+    def replace_and_trace(portable):
+        encoder = load_encoder(run)
+        with torch.no_grad():
+            next(encoder.parameters()).add_(1)
+        save_encoder(run / "encoder.safetensors", encoder)
+        return program_of(portable)
+
+    monkeypatch.setattr("orchestra_flwr.export.exporter.program_of", replace_and_trace)
+    assert command(f"run={run}", "format=torch_export")[0] == 0
+    assert made_from(run / "export") == {"encoder.pt2": digest}
+    code, _, err = command(f"run={run}", "format=hub")
+    assert code == 2 and "was exported from another encoder" in err
+
+
+def test_the_table_shows_the_name_of_a_file_as_it_is(make_run, command):
+    run = make_run()
+    for suffix in (".safetensors", ".json"):
+        (run / f"encoder{suffix}").rename(run / f"my [v2]:eye:{suffix}")
+    code, out, _ = command(f"run={run}/my [v2]:eye:.safetensors", "format=torch_export")
+    assert code == 0 and "| my [v2]:eye:.safetensors |" in out
 
 
 def test_int8_takes_the_labelled_ones_of_images_that_are_labelled_in_part():

@@ -64,6 +64,14 @@ def test_what_was_exported_of_other_weights_is_not_published(make_run, command):
     assert list((run / "hub" / "onnx").iterdir()) == []
 
 
+def test_a_damaged_summary_is_one_line(make_run, command):
+    run = make_run()
+    (run / "summary.json").write_text('{"knn": ')
+    code, _, err = command(f"run={run}")
+    assert code == 1 and err.startswith(f"error: {run}/summary.json: no JSON")
+    assert err.count("\n") == 1 and not (run / "hub").exists()
+
+
 class _Hub(BaseHTTPRequestHandler):
     """The requests of an upload, answered; what is committed lies in `folder`."""
 

@@ -58,6 +58,9 @@ def test_of_another_encoder_or_other_images_nothing_stays_in_another_format(tmp_
     assert first.is_file()  # two formats of the same
     third = written(tmp_path, "npz", key="another")
     assert third.is_file() and not second.exists()
+    second, _ = (written(tmp_path, format, key="another") for format in ("safetensors", "npz"))
+    written(tmp_path, "npz", key="a third")  # in the format that was written last
+    assert not second.exists()
 
 
 def test_a_damaged_file_is_not_used(tmp_path):

@@ -5,10 +5,14 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors import safe_open
 
-from orchestra_flwr.cli import label_main
+from orchestra_flwr import load_encoder
+from orchestra_flwr.cli import compare_main, embed_main, label_main
+from orchestra_flwr.models import save_encoder
 from orchestra_flwr.use.embedding_files import read_embeddings
+from orchestra_flwr.use.image_embeddings import embed
 
 
 @pytest.fixture
@@ -108,6 +112,62 @@ def test_class_folders_label_all_images(run, photos, command, tmp_path):
     assert len(rows) == 36
     assert all(row["label"] == "my " + row["path"].split("/")[0] for row in rows)
     assert not [*results.glob("unfinished*")]
+
+
+def test_the_encoder_of_the_beginning_is_used_for_all(run, photos, command, tmp_path, monkeypatch):
+    """A run that is resumed replaces it while images are embedded, which may take hours."""
+    seen = []
+
+    def embed_and_replace(encoder, *arguments, **keys):
+        embeddings = embed(encoder, *arguments, **keys)
+        seen.append(next(encoder.parameters()).clone())
+        if len(seen) == 1:
+            other = load_encoder(run)
+            with torch.no_grad():
+                next(other.parameters()).neg_()
+            save_encoder(run / "encoder.safetensors", other)
+        return embeddings
+
+    for module in ("embed_command", "label_command"):
+        monkeypatch.setattr(f"orchestra_flwr.use.{module}.embed", embed_and_replace)
+    examples = shutil.copytree(photos, tmp_path / "examples")
+    arguments = [f"run={run}", f"images={photos}", f"labels={examples}"]
+    code, _, err = command(*arguments)
+    assert code == 0, err
+    assert len(seen) == 2 and torch.equal(*seen)
+    command(*arguments)  # the embeddings are not taken for those of the new encoder
+    assert len(seen) == 4 and torch.equal(seen[2], -seen[0])
+
+
+@pytest.mark.parametrize(
+    ("main", "key"), [(label_main, "seed"), (compare_main, "seed"), (embed_main, "page.seed")]
+)
+def test_a_seed_that_is_too_large_is_refused_before_images_are_embedded(main, key, capsys):
+    named = "after" if main is compare_main else "run"
+    labels = ["labels=nowhere"] if main is label_main else []
+    arguments = [f"{named}=nowhere", "images=nowhere", *labels]
+    assert main([*arguments, f"{key}={2**32}"]) == 2
+    assert f"{key}=4294967296: input should be less than 4294967296" in capsys.readouterr().err
+    assert main([*arguments, f"{key}={2**32 - 1}"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_image_that_is_labelled_meanwhile_waits_for_the_next_command(
+    run, photos, command, tmp_path, monkeypatch
+):
+    """While all images are embedded, which may take hours, a person goes on labelling."""
+    examples = shutil.copytree(photos, tmp_path / "examples")
+
+    def embed_while_another_comes(*arguments, **keys):
+        shutil.copy(examples / "red" / "00.png", examples / "red" / "another.png")
+        return embed(*arguments, **keys)
+
+    monkeypatch.setattr("orchestra_flwr.use.embed_command.embed", embed_while_another_comes)
+    arguments = [f"run={run}", f"images={photos}", f"labels={examples}"]
+    code, out, err = command(*arguments)
+    assert code == 0, err
+    assert "36 labelled images" in out
+    assert "37 labelled images" in command(*arguments)[1]
 
 
 def test_labelled_folders_among_the_images_are_not_predicted(run, photos, command):

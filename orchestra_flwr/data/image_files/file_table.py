@@ -43,8 +43,8 @@ def read_file_table(
         may_lack: whether files may lack a value; these are left out.
 
     Raises:
-        ConfigError: the table cannot be read, lacks a column, or has a line with too many fields,
-            without a file or value, or with a second value for one file.
+        ConfigError: the table cannot be read, lacks a column or has it twice, or has a line with
+            too many fields, without a file or value, or with a second value for one file.
     """
     values: dict[str, str] = {}
     for line, (file, value) in read_table(key, path, columns):
@@ -126,6 +126,10 @@ def _rows(
             raise ConfigError(
                 f"{key}={path}: has no column {name}{chosen}; its first line must name the columns "
                 f"{' and '.join(columns)}, and names {printable(', '.join(names)) or 'none'}"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{key}={path}: has several columns {name}, in capitals or not; rename the others"
             )
     return rows
 

@@ -17,7 +17,14 @@ from orchestra_flwr.experiments.results.embedding import Embedding
 from orchestra_flwr.experiments.results.runs import Run, curve_title
 from orchestra_flwr.experiments.results.statistics import Sample, mean_curve
 from orchestra_flwr.files import replacing
-from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
+from orchestra_flwr.reporting.plots import (
+    COLOURS,
+    INK,
+    QUIET,
+    new_figure,
+    style_axes,
+    without_glyph_warnings,
+)
 
 PALETTE = (*COLOURS, INK, "#a0785a", "#7a5fd0", "#8c8c8c", "#b5bd00", "#d62728")
 MARKERS = "osD^vPX*<>ph"
@@ -32,10 +39,11 @@ def save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     # By default matplotlib dates an SVG and names its parts at random.
     reproducible = rc_context({"svg.hashsalt": file.name})
-    with reproducible, replacing(file.with_name(f"{file.name}.svg")) as temporary:
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
-    with replacing(file.with_name(f"{file.name}.png")) as temporary:
-        figure.savefig(temporary, format="png")
+    with without_glyph_warnings():
+        with reproducible, replacing(file.with_name(f"{file.name}.svg")) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None})
+        with replacing(file.with_name(f"{file.name}.png")) as temporary:
+            figure.savefig(temporary, format="png")
 
 
 def draw_lines(

@@ -17,6 +17,7 @@ from orchestra_flwr.data.image_files import FileOptions
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.export.export_config import ExportConfig
+from orchestra_flwr.from_python import _lines
 
 ONE = "must be one value; several runs are orchestra-sim -m"
 QUOTE = "a list is written [a,b], and a value with"
@@ -101,6 +102,17 @@ def test_the_advice_to_quote_numbers_in_a_list_can_be_followed():
         load_config(["method=supervised", "method.classes=[7,cat]"])
     advice = str(error.value).split('"')[1].replace("...", "cat")
     assert load_config(["method=supervised", advice]).method.settings.classes == ("7", "cat")
+
+
+@pytest.mark.parametrize("overrides", [["data.label=1"], _lines({"data.label": "1"})])
+def test_the_advice_to_quote_a_number_can_be_followed(overrides):
+    """A column of a table may be called 1."""
+    table = ["data=image_table", "data.root=photos", "data.table=labels.csv"]
+    with pytest.raises(ConfigError, match="data.label=1: must be a text; .*quoted") as error:
+        load_config([*table, *overrides])
+    key, _, text = str(error.value).split('"')[1].partition("=")
+    for quoted in ([f"{key}={text}"], _lines({key: text})):
+        assert load_config([*table, *quoted]).data.settings.label == "1"
 
 
 @pytest.mark.parametrize("name", ["2024", "true", "1e3", "a, b: (c) #1"])

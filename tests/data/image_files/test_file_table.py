@@ -72,3 +72,18 @@ def test_one_table_serves_for_training_and_for_labels(tmp_path):
     both.write_text("file,path,label\na.jpg,photos/a.jpg,cat\n")
     assert read_file_table("labels", str(both), ("path", "label")) == {"photos/a.jpg": "cat"}
     assert read_file_table("labels", str(both), ("file", "label")) == {"a.jpg": "cat"}
+
+
+@pytest.mark.parametrize("header", ["path,Label,label", "path,label,label", "file,file,label"])
+def test_columns_with_one_name_are_not_confused(tmp_path, header: str):
+    """The last one would be read without a word, whichever was meant."""
+    file = tmp_path / "labels.csv"
+    file.write_text(f"{header}\na.jpg,3,cat\n")
+    with pytest.raises(ConfigError, match=r"labels.csv: has several columns \w+, in capitals or"):
+        read_file_table("labels", str(file), ("path", "label"))
+
+
+def test_columns_that_are_not_read_may_share_a_name(tmp_path):
+    file = tmp_path / "labels.csv"
+    file.write_text("path,,label,\na.jpg,3,cat,4\n")
+    assert read_file_table("labels", str(file), ("path", "label")) == {"a.jpg": "cat"}

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from orchestra_flwr.experiments.report.charts import draw_embeddings, draw_progress, draw_rounds
+from orchestra_flwr.experiments.report.charts import (
+    draw_embeddings,
+    draw_progress,
+    draw_rounds,
+    save,
+)
 from orchestra_flwr.experiments.results.runs import read_run
 
 ROUND = {"loss": {"total": 1.0}, "scores": {"target": {"knn": 0.5}}, "seconds": 3.0}
@@ -25,6 +30,12 @@ def test_the_legend_is_inside_and_the_panels_have_room(count, name, make_run):
     for panel in figure.axes:
         assert panel.get_window_extent().height > 1.5 * figure.dpi  # inches
         assert panel.get_window_extent().y0 > box.y1
+
+
+def test_letters_that_the_font_lacks_are_no_warning(make_run, tmp_path, recwarn):
+    run = read_run(make_run("run", {}, metrics=[ROUND, ROUND]))
+    save(draw_progress({"data.root=\u732b": [run]}), tmp_path / "picture")
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_names_that_begin_with_an_underscore_are_in_the_legend(make_run):
