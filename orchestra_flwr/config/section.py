@@ -167,7 +167,7 @@ def _describe(error: ValidationError, section: type[Section], path: str) -> str:
         return f"{key}={_written(first['input'])}: must be given by its keys (see --help)"
     if first["type"] == "value_error":
         return message
-    if first["type"] == "string_type" and first["input"] is not None:
+    if first["type"] == "string_type" and isinstance(first["input"], int | float):
         of_list, _, last = key.rpartition(".")
         value = _written(first["input"])
         quoted = f"{of_list}=['{value}',...]" if last.isdigit() else f"{key}='{value}'"
