@@ -18,6 +18,7 @@ from orchestra_flwr.extras import require
 COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums, as published
 MAX_ALPHA = 2.0**30
 MAX_REFINEMENT = 64  # of a grid, beyond what the weakest noise of the releases needs
+MAX_STEPS = 2**14  # of eight grid points each, up to the loss of all releases together
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,14 @@ def _losses(releases: Mapping[ClusteringMechanism, int]) -> Any:
     """The privacy loss distribution of all releases, rounded up to a grid."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # The loss of one count is +a or -a: on a grid of a / 8 it needs no rounding, however many
-    # counts. Beside releases of far less noise that would be needlessly fine, and very slow.
-    losses = [mechanism.count_noise for mechanism in releases]
-    grid = max(min(losses), max(losses) / MAX_REFINEMENT) / 8
     precision = sum(times / mechanism.sum_noise**2 for mechanism, times in releases.items())
+    # The loss of one count is +a or -a: on a grid of a / 8 it needs no rounding, however many
+    # counts. Beside releases of far less noise that would be needlessly fine: with many of these
+    # it would take minutes, and more memory than a board has.
+    losses = [mechanism.count_noise for mechanism in releases]
+    most = precision / 2 + sum(m.count_noise * (m.depth + 1) * n for m, n in releases.items())
+    finest = max(max(losses) / MAX_REFINEMENT, most / MAX_STEPS)
+    grid = max(min(losses), min(max(losses), finest)) / 8
     total = pld.from_gaussian_mechanism(
         1 / math.sqrt(precision), value_discretization_interval=grid
     )

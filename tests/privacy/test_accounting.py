@@ -1,6 +1,7 @@
 import dataclasses
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_noise_a_thousand_times_stronger_costs_almost_nothing_beside():
     weak, strong = calibrate(10, DELTA), calibrate(0.01, DELTA)
     alone, together = spent({weak: 20}, DELTA), spent({weak: 20, strong: 20}, DELTA)
     assert alone < together < alone + spent({strong: 20}, DELTA) + 0.01 * alone
+
+
+def test_many_weak_releases_beside_a_strong_one_cost_no_boards_memory():
+    """They took half a minute and 1.5 GB, ten times as many more than 6 GB."""
+    weak, strong = calibrate(50, DELTA), calibrate(0.1, DELTA)
+    alone = spent({weak: 100}, DELTA)
+    tracemalloc.start()
+    together = spent({weak: 100, strong: 1}, DELTA)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert alone < together < alone + spent({strong: 1}, DELTA) + 0.001 * alone
+    assert peak < 100e6
 
 
 @pytest.mark.parametrize(

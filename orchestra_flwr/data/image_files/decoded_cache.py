@@ -3,7 +3,8 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,24 @@ def cached(
         logger.warning("data.cache=%s: cannot be written, going on without it: %s", folder, error)
         return dataset
     return _load(file) or dataset  # mapped, the pages are shared and can be dropped under pressure
+
+
+@contextmanager
+def only_the_latest(folder: Path, name: str) -> Iterator[None]:
+    """Removes what :func:`cached` had stored of a data set, if the block stores it anew.
+
+    For a cache that one process alone uses, whose images change: it would fill the disk.
+    """
+
+    def files() -> set[Path]:
+        return {*folder.glob(f"{name}-*.safetensors"), *folder.glob(f".{name}-*.tmp")}
+
+    before = files()
+    yield
+    if files() - before:
+        for file in before:
+            with suppress(OSError):
+                file.unlink()
 
 
 def store_dataset(file: Path, dataset: Dataset) -> None:

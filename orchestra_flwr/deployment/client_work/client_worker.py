@@ -11,6 +11,7 @@ from orchestra_flwr import __version__
 from orchestra_flwr.config import Config, ConfigError, DataConfig
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import ImageSet, count_distinct, load_dataset, shrink_warning
+from orchestra_flwr.data.image_files.decoded_cache import cache_dir, only_the_latest
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
 from orchestra_flwr.deployment.client_work.received_settings import ReceivedSettings, check_version
@@ -276,15 +277,16 @@ class ClientWorker:
     def _load(self, config: Config) -> ImageSet:
         """This client's images on its device, of the size that the server trains on."""
         if self._images is None or self._image_size != config.data.image_size:
-            local = self._config.data
+            local, name = self._config.data, "image_folder"
+            cache = cache_dir(local.cache) / self._name  # its own: earlier images are removed
             data = {
-                "name": "image_folder",
+                "name": name,
                 "root": local.root,
                 "image_size": config.data.image_size,
                 "train_limit": local.most,
-                "cache": local.cache,
+                "cache": str(cache),
             }
-            with as_refusal(Failure.DATA_UNREADABLE):
+            with as_refusal(Failure.DATA_UNREADABLE), only_the_latest(cache, name):
                 dataset = load_dataset(DataConfig.model_validate(data))
             if dataset.skipped:
                 self._report(f"{len(dataset.skipped)} image files cannot be read and are left out")

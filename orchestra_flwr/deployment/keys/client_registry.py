@@ -69,9 +69,18 @@ def stamp_of(folder: Path) -> object:
     """A value that changes whenever the list does."""
     try:
         with os.scandir(folder / "clients") as entries:
-            return sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
+            return sorted((entry.name, _changed(entry)) for entry in entries)
     except OSError as error:  # reading it will say why, unless it has passed
         return str(error)
+
+
+def _changed(entry: os.DirEntry[str]) -> int:
+    """When a file was changed, in ns; 0 for a link that leads nowhere, such as an editor's lock,
+    which must not hide what becomes of the others."""
+    try:
+        return entry.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:

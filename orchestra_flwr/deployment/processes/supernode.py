@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.keys.client_keys import ClientFiles
 from orchestra_flwr.deployment.keys.key_files import COMMAND
 from orchestra_flwr.deployment.processes.child import Child
@@ -49,7 +50,8 @@ def show_health(folder: Path, problem: str | None) -> None:
             file.unlink(missing_ok=True)
         else:
             alive.unlink(missing_ok=True)
-            write_atomically(file, f"{problem}\n".encode(), mode=0o600)
+            # It may hold what a server sent, or names of files, which need not be UTF-8.
+            write_atomically(file, f"{printable(problem)}\n".encode(), mode=0o600)
 
 
 class Supernode:

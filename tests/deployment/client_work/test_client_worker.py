@@ -38,6 +38,30 @@ def test_a_client_hears_that_its_photographs_lose_most_of_their_pixels(
     assert warning.endswith("; the server sets it")
 
 
+def test_the_disk_has_the_latest_decoded_images_alone(
+    worker, server, configured, ask, greeting, photos, tmp_path
+):
+    """Each change of a folder left a copy for ever, and so did each size of a run."""
+    cache = tmp_path / "cache"
+    mine = f"data.cache={cache}"
+    cache.mkdir()
+    (of_others := cache / "image_folder-0.safetensors").touch()
+
+    def after(one, asked):
+        assert "refusal" not in ask(one, "greet", greeting(asked))[CONFIG]
+        (file,) = (cache / "kitchen").iterdir()
+        return file
+
+    one = worker(mine)
+    small = after(one, server)
+    made = small.stat().st_mtime_ns
+    assert after(worker(mine), server).stat().st_mtime_ns == made  # read, not decoded again
+    assert after(one, configured("data.image_size=24")) != small
+    assert after(one, server) == small
+    Image.new("RGB", (30, 30)).save(photos / "new.png")
+    assert after(worker(mine), server) != small and of_others.exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes", "word", "says"),
     [

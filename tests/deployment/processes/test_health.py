@@ -54,6 +54,12 @@ def test_a_client_is_well_as_long_as_it_takes_part(folder, check):
     assert check() == (1, "")
 
 
+def test_whatever_a_problem_names_is_shown_and_obeyed_by_no_terminal(folder, check):
+    """A folder whose name is not UTF-8 ended the SuperNode, again and again."""
+    show_health(folder, "data.root=/photos/M\udcfcller: \x1b[2J")
+    assert check() == (1, "data.root=/photos/M\\xfcller: \\x1b[2J\n")
+
+
 def test_a_full_disk_does_not_end_the_client(folder, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -180,6 +180,19 @@ def test_a_list_that_cannot_be_read_revokes_nobody_and_is_read_again(
     assert roster.names() == {}
 
 
+def test_a_link_that_leads_nowhere_hides_no_change(roster, security, key):
+    """Emacs makes one beside each file that is being edited: then nobody was revoked any more."""
+    (security / "clients/.#site-1.pub").symlink_to("me@host.1234:5678")
+    roster.update()
+    assert roster.names() == {key: "site-1"}
+    (security / "clients/site-1.pub").unlink()
+    roster.update()
+    assert roster.names() == {}
+    put_back(security)
+    roster.update()
+    assert roster.names() == {key: "site-1"}
+
+
 @pytest.mark.slow
 def test_a_superlink_takes_a_key_once_and_for_all(security, said, key, tmp_path):
     """Flower itself: what the roster is built on."""

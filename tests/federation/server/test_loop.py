@@ -470,6 +470,17 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_whom_a_noisy_run_asks_does_not_follow_from_the_seed(config, tmp_path):
+    """Clients know it, and epsilon relies on nobody knowing who takes part."""
+    asked = {}
+    for key in ("ab", "cd"):
+        given = config("method=simclr", *NOISY, f"run_dir={tmp_path / key}")
+        seen = asked[key] = []
+        note = meddling(lambda client, round_, reply, seen=seen: seen.append((round_, client)))
+        run(given, note, with_key(given, key * 32))
+    assert len(asked["ab"]) == len(asked["cd"]) == 6 and asked["ab"] != asked["cd"]
+
+
 def test_a_noisy_run_resumed_has_the_same_bits_and_the_same_epsilon(config, tmp_path):
     given = [
         config("method=simclr", *NOISY, f"run_dir={tmp_path / name}")
