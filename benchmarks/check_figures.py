@@ -91,7 +91,13 @@ def _claims(
     measure = entry.get("measure", PAIR)
     for label, of_columns in entry.get("grid", {}).items():
         for number, names in enumerate(of_columns):
-            yield f"{label}, column {number + 1}", rows[label][number], runs.values(names, measure)
+            if names:
+                values = (
+                    runs.after_round(names, entry["round"])
+                    if "round" in entry
+                    else runs.values(names, measure)
+                )
+                yield f"{label}, column {number + 1}", rows[label][number], values
     for label, names in entry.get("rows", {}).items():
         # Columns before the figures are words, such as what the images were.
         printed = rows[label][entry.get("skip", 0) :]
