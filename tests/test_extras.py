@@ -28,7 +28,7 @@ from orchestra_flwr.privacy.accounting import calibrate
 from orchestra_flwr.reporting.run_result import Result
 from orchestra_flwr.square_image import decode_image
 from orchestra_flwr.training import build_learner
-from orchestra_flwr.use.embed_command import embedded_images
+from orchestra_flwr.use.image_embeddings import loaded_encoder
 from orchestra_flwr.use.use_config import EmbedConfig
 
 ROOT = Path(__file__).parents[1]
@@ -152,9 +152,9 @@ def asks_for(extra, tiny, folder):
             "prometheus_client": lambda: exposed({"role": "server", "version": "1"}),
         },
         "parquet": {
-            "pyarrow": lambda: embedded_images(
+            "pyarrow": lambda: loaded_encoder(
                 load(EmbedConfig, [run, "images=photos", "format=parquet"])
-            ).__enter__()
+            )
         },
         "formats": {
             "pillow_heif": lambda: decode_anew(bytes(4) + b"ftypheic" + bytes(120)),

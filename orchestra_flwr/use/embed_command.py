@@ -12,7 +12,6 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted, size
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import any_readable
-from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.folder_lock import FolderInUseError, locked
 from orchestra_flwr.models import Encoder
@@ -70,8 +69,6 @@ def embedded_images(
         OSError: a file cannot be written.
         ValueError: features that are not finite.
     """
-    if config.format == "parquet":
-        require("format=parquet", "parquet", "pyarrow")
     with opened_images(config.images, "images") as (archive, listed):
         files = without_results(listed, config, "images")
         with _own(config.results) as folder:

@@ -18,6 +18,7 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.quiet_logger import quiet_logger
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import Decoded, any_readable, decode_files
+from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.models import Encoder, encoder_of, extract_features
@@ -73,8 +74,10 @@ def loaded_encoder(config: UseConfig) -> tuple[Encoder, str]:
     A command reads both once, at its beginning: a run that goes on may replace the files meanwhile.
 
     Raises:
-        ConfigError: there is none, or it is damaged.
+        ConfigError: there is none, it is damaged, or the library of `config.format` is missing.
     """
+    if config.format == "parquet":
+        require("format=parquet", "parquet", "pyarrow")
     encoder = encoder_of(config, resolve_device(config.device))
     digest = hashlib.sha256()
     for file in (config.encoder, config.encoder.with_suffix(".json")):
