@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestra_flwr.config import Config, ConfigError, is_free
+from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import duration
 from orchestra_flwr.experiments.planning.classes_held import classes_held_by_clients
 from orchestra_flwr.experiments.planning.measure_table import FINETUNING, MEASURES, TRANSFER
@@ -292,7 +293,8 @@ def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Annou
             announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / LOGS / f"{name}.log", f"error: {error}\n".encode())
+            why = printable(str(error))  # names of files in it need not be UTF-8
+            write_atomically(folder / LOGS / f"{name}.log", f"error: {why}\n".encode())
             failed.append(name)
-            announce(f"[{number}/{len(configs)}] FAILED: {error}: {name}")
+            announce(f"[{number}/{len(configs)}] FAILED: {why}: {name}")
     return failed

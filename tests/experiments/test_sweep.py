@@ -8,7 +8,7 @@ import pytest
 
 from orchestra_flwr.cli import experiment_main
 from orchestra_flwr.config import EvaluateConfig, config_to_yaml, load, load_config
-from orchestra_flwr.experiments.planning.plan import make_plan
+from orchestra_flwr.experiments.planning.plan import make_plan, read_plans
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
 from orchestra_flwr.experiments.sweep import Job, jobs_of, run_jobs, run_plan
@@ -135,6 +135,18 @@ def test_splits_need_no_process(tmp_path):
     assert read_run(tmp_path / even[0]).measure("classes") == 10
     said.clear()
     assert run_plan(plan, configs, tmp_path, 1, said.append) == [] and not said
+
+
+def test_a_folder_of_images_whose_name_is_not_utf_8_is_named_in_a_line(tmp_path):
+    """Writing the plan ended in a traceback, and so did the line of a split that fails."""
+    root = tmp_path / "M\udcfcller"
+    plan, configs = make_plan("table4", "small", only=["10"], extra=[f"data.root={root}"])
+    said: list[str] = []
+    assert len(run_plan(plan, configs, tmp_path, 1, said.append)) == len(plan.rows)
+    logs = [file.read_text() for file in (tmp_path / "logs").iterdir()]
+    assert len(logs) == len(plan.rows) and all("M\\xfcller" in log for log in logs)
+    (read,), wrong = read_plans(tmp_path)
+    assert read.extra == plan.extra and not wrong
 
 
 def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):

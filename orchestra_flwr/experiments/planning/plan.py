@@ -21,7 +21,7 @@ from orchestra_flwr.experiments.planning.description import (
 )
 from orchestra_flwr.experiments.planning.rows import Composer, Row, check_rows_differ
 from orchestra_flwr.experiments.planning.transfer import ROOT, transfer_name
-from orchestra_flwr.files import read_json, write_atomically
+from orchestra_flwr.files import read_json, write_json
 
 PLANS = "plans"  # the folder, beside the runs, that assigns runs to experiments
 
@@ -57,7 +57,7 @@ class Plan(Section):
         plan = self
         with contextlib.suppress(FileNotFoundError, ValueError):
             plan = self._with_rows_of(_read_plan(file))
-        write_atomically(file, (plan.model_dump_json(indent=1) + "\n").encode())
+        write_json(file, plan.model_dump(mode="json"))
 
     def _with_rows_of(self, earlier: Plan) -> Plan:
         same = ("changes", "experiment", "settings", "transfer")
