@@ -17,6 +17,7 @@ CLOSED = {errno.EPIPE, errno.EIO, errno.EBADF}  # a closed pipe, terminal, strea
 def ignore_closed_streams() -> None:
     """From now on, drops lines that cannot be written, without an error.
 
+    Of a closed stream these are all that follow, on a full disk those until there is room again.
     Streams that are already closed are opened on /dev/null, so that no file takes their descriptor.
     Replaced `sys.stdout` and `sys.stderr` are left alone.
     """
@@ -32,18 +33,23 @@ def ignore_closed_streams() -> None:
 
 
 class _LastingFile(io.FileIO):
-    """A file that discards everything after the first error."""
+    """A file that discards what cannot be written."""
+
+    _fails = False
 
     def write(self, data: Any, /) -> int:
         """The number of bytes written, or discarded."""
         try:
             while (written := super().write(data)) is None:
                 select.select([], [self.fileno()], [])  # the reader is slow, and no write waits
+            self._fails = False
             return written
         except OSError as error:
-            _discard(self.fileno())
-            if error.errno not in CLOSED and self.fileno() == 1:
-                print(f"warning: the output ends here: {error.strerror}", file=sys.stderr)
+            failed_before, self._fails = self._fails, True
+            if error.errno in CLOSED:
+                _discard(self.fileno())
+            elif self.fileno() == 1 and not failed_before:
+                print(f"warning: lines of the output are lost: {error.strerror}", file=sys.stderr)
             return memoryview(data).nbytes
 
 
@@ -53,8 +59,9 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
         at_once |= stream.write_through or stream.isatty()  # PYTHONUNBUFFERED, or a terminal
         try:
             stream.flush()
-        except OSError:
-            _discard(descriptor)
+        except OSError as error:
+            if error.errno in CLOSED:
+                _discard(descriptor)
     return io.TextIOWrapper(
         io.BufferedWriter(_LastingFile(descriptor, "wb", closefd=False)),
         encoding=stream.encoding if stream else "utf-8",

@@ -68,8 +68,32 @@ def test_a_full_disk_below_the_output_is_said_once(work):
     command = ["sh", "-c", '"$@" >/dev/full', "sh", *work]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7
-    warning = "warning: the output ends here: No space left on device"
+    warning = "warning: lines of the output are lost: No space left on device"
     assert done.stderr.splitlines().count(warning) == 1
+
+
+ROOM_AGAIN = """
+import os, resource
+from orchestra_flwr.console.output_streams import ignore_closed_streams
+
+def most(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+ignore_closed_streams()
+print("before", flush=True)
+most(os.fstat(1).st_size)
+print("lost", flush=True)
+most(resource.RLIM_INFINITY)
+print("after", flush=True)
+"""
+
+
+def test_the_output_goes_on_when_the_disk_has_room_again(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-c", ROOM_AGAIN]
+        done = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, check=True)
+    assert (tmp_path / "log").read_text() == "before\nafter\n"
+    assert done.stderr == "warning: lines of the output are lost: File too large\n"
 
 
 def test_a_slow_reader_of_a_pipe_that_does_not_wait(work):
