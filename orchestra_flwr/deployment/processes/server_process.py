@@ -217,7 +217,7 @@ def _pass_on(
     elif event["event"] == "member":
         what, name, detail = event["values"]
         progress[1].member(what, name)
-        audit.add(what, client=name, detail=detail)
+        audit.member(what, name, detail)
     elif event["event"] == "delivery":
         digest, have, missing, over = event["values"]
         progress[1].delivery(len(have), len(missing), over=over)

@@ -8,6 +8,7 @@ by the last digest, if that was recorded elsewhere.
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -27,7 +28,10 @@ END = "audit.end"  # number of lines and the last digest: shows what was cut off
 DIGEST = "sha256"
 CHANGED = "changed"  # the event of a server that found its log changed
 HOUR = 3600.0  # seconds
-STRANGERS_AN_HOUR = 60  # lines about strangers at the gate: nobody shall fill a disk with them
+# Events that are written down in an hour, so that nobody fills a disk: of all strangers at the gate
+# together, and of each client.
+STRANGERS_AN_HOUR, CLIENT_AN_HOUR = 60, 12
+LEFT_OUT = "left_out"  # in a line: how many events of which kind are missing before it
 
 
 class AuditError(ValueError):
@@ -44,7 +48,9 @@ class AuditLog:
         self._folder = folder
         self._report = report
         self._lock = threading.Lock()
-        self._strangers: list[float] = []
+        self._hour_began = time.monotonic()
+        self._in_this_hour: Counter[str] = Counter()  # events of a client, or of strangers under ""
+        self._left_out: Counter[str] = Counter()  # by their kind, since the last line
         self._lines, self._last = 0, ""
         if not (folder / FILE).exists() and not (folder / END).exists():
             return
@@ -62,15 +68,25 @@ class AuditLog:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with self._lock:
             entry = {"time": now, "event": event, **values}
+            if self._left_out:
+                entry[LEFT_OUT] = dict(self._left_out)
             digest = _chained(self._last, entry)
             line = json.dumps({**entry, DIGEST: digest}) + "\n"
             try:
                 append_durably(self._folder / FILE, line.encode())
                 self._lines, self._last = self._lines + 1, digest
+                self._left_out.clear()
                 end = {"lines": self._lines, DIGEST: digest}
                 write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
             except OSError as error:
+                if self._last != digest:
+                    self._left_out[event] += 1
                 self._report(f"warning: the audit log misses an event, {event}: {error}")
+
+    def member(self, event: str, name: str, detail: str) -> None:
+        """Appends what a client did, unless it does it without end: then it is only counted."""
+        if self._has_room(event, name, CLIENT_AN_HOUR):
+            self.add(event, client=name, detail=detail)
 
     @contextmanager
     def of_run(self, config: "ServerConfig", folder: "RunFolder") -> Iterator[Self]:
@@ -97,19 +113,22 @@ class AuditLog:
             event, _, rest = line.partition(": ")
             if event in ("registered", "revoked"):
                 self.add(event, clients=rest.split(", "))
-            elif event == "refused" and self._has_room():
+            elif event == "refused" and self._has_room("turned_away", "", STRANGERS_AN_HOUR):
                 self.add("turned_away", line=rest)
 
         return overheard
 
-    def _has_room(self) -> bool:
-        """Whether a line about a stranger is one of the first sixty in an hour."""
-        now = time.monotonic()
-        self._strangers = [when for when in self._strangers if now - when < HOUR]
-        if len(self._strangers) >= STRANGERS_AN_HOUR:
+    def _has_room(self, event: str, of: str, most: int) -> bool:
+        """Whether an event is one of somebody's first in an hour; if not, counts it."""
+        with self._lock:
+            if (now := time.monotonic()) - self._hour_began >= HOUR:
+                self._hour_began = now
+                self._in_this_hour.clear()
+            self._in_this_hour[of] += 1
+            if self._in_this_hour[of] <= most:
+                return True
+            self._left_out[event] += 1
             return False
-        self._strangers.append(now)
-        return True
 
 
 def check_audit(folder: Path) -> tuple[int, str]:

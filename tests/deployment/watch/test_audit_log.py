@@ -133,6 +133,7 @@ def test_a_full_disk_ends_no_run(folder, said, monkeypatch):
         log.add("joined", client="a", detail="")
     assert "the audit log misses an event, joined" in said[0]
     log.add("left", client="a", detail="")
+    assert json.loads(lines_of(folder)[-1])["left_out"] == {"joined": 1}
     assert check_audit(folder)[0] == LINES + 1
 
 
@@ -144,8 +145,28 @@ def test_strangers_fill_no_disk(folder, said):
     overheard("warning: ca.crt expires on 2026-12-01")
     overheard("revoked: site-1, site-2")
     assert len(said) == 202
-    assert json.loads(lines_of(folder)[-1])["clients"] == ["site-1", "site-2"]
+    last = json.loads(lines_of(folder)[-1])
+    assert last["clients"] == ["site-1", "site-2"]
+    assert last["left_out"] == {"turned_away": 200 - audit_log.STRANGERS_AN_HOUR}
     assert check_audit(folder)[0] == LINES + audit_log.STRANGERS_AN_HOUR + 1
+
+
+def test_a_client_that_comes_and_goes_for_weeks_fills_no_disk(folder, said, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(audit_log.time, "monotonic", lambda: now)
+    log = AuditLog(folder, said.append)
+    for _ in range(2):
+        for number in range(100):
+            log.member("left" if number % 2 else "joined", "restless", "")
+        log.member("joined", "calm", "20 images")
+        now += 3600.0
+    log.add("ended", why="done")
+    entries = [json.loads(line) for line in lines_of(folder)][LINES:]
+    assert sum(entry.get("client") == "restless" for entry in entries) == 2 * 12
+    calm = [entry for entry in entries if entry.get("client") == "calm"]
+    assert [entry["left_out"] for entry in calm] == 2 * [{"joined": 44, "left": 44}]
+    assert "left_out" not in entries[-1] and said == []
+    assert check_audit(folder)[0] == LINES + len(entries)
 
 
 def test_a_run_is_noted_with_what_came_of_it(server_config, tmp_path):
