@@ -1,11 +1,13 @@
 """A server's folder to try things on, and the command as a person calls it."""
 
+import errno
 import hashlib
 import os
 import shutil
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,22 @@ from orchestra_flwr.flower.deployed_app import APP
 @pytest.fixture(autouse=True)
 def _no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def unreadable():
+    """A context in which no key file can be read, as where a network disk is away for a moment."""
+
+    @contextmanager
+    def fail():
+        def stale(self, *_, **__):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "open", stale)
+            yield
+
+    return fail
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ A running server watches that folder: a file appears there whole or not at all.
 """
 
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,9 +14,10 @@ from pathlib import Path
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.client_keys import PublicKey, check_name, load_public_key
-from orchestra_flwr.deployment.keys.key_files import NewFile
+from orchestra_flwr.deployment.keys.key_files import NewFile, UnreadableError
 
 logger = logging.getLogger(__name__)
+AGAIN_SECONDS = 60.0  # after which a file that could not be read is read again
 
 
 def registered(folder: Path) -> dict[str, PublicKey]:
@@ -26,18 +29,38 @@ def registered(folder: Path) -> dict[str, PublicKey]:
     Raises:
         ConfigError: the list cannot be read.
     """
+    clients, unreadable = registered_since(folder, {})
+    for line in unreadable:
+        logger.warning("%s", line)
+    return clients
+
+
+def registered_since(
+    folder: Path, before: Mapping[str, PublicKey]
+) -> tuple[dict[str, PublicKey], list[str]]:
+    """As :func:`registered`, and a line about each file that cannot be read now.
+
+    That may pass, and must not look as if the client had been revoked: its key is the one that it
+    had `before`.
+    """
     files = folder / "clients"
     try:
         paths = [path for path in files.iterdir() if path.suffix == ".pub"]
     except FileNotFoundError:
-        return {}
+        return {}, []
     except OSError as error:  # must not look as if every client had been revoked
         raise ConfigError(f"{files} cannot be read: {error.strerror}") from None
     clients: dict[str, PublicKey] = {}
     owners: dict[str, str] = {}
+    unreadable: list[str] = []
     for path in sorted(paths, key=lambda path: path.stem):
         try:
             name, key = check_name(path.stem), load_public_key(path)
+        except UnreadableError as error:
+            unreadable.append(str(error))
+            if (name := path.stem) not in before:
+                continue
+            key = before[name]
         except ConfigError as error:
             logger.warning("%s is skipped: %s", path, error)
             continue
@@ -45,7 +68,7 @@ def registered(folder: Path) -> dict[str, PublicKey]:
             logger.warning("%s is skipped: the same key as %s", path, owners[key.text])
             continue
         clients[name] = key
-    return clients
+    return clients, unreadable
 
 
 class RegisteredNames:
@@ -54,14 +77,19 @@ class RegisteredNames:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._stamp: object = None
+        self._clients: dict[str, PublicKey] = {}
         self._names: dict[bytes, str] = {}
+        self._read_again = math.inf  # when, by time.monotonic
 
     def __call__(self) -> Mapping[bytes, str]:
-        """By the keys' PEM; the files are read where one has changed."""
-        if (stamp := stamp_of(self._folder)) != self._stamp:
+        """By the keys' PEM; the files are read where one has changed, or could not be read."""
+        stamp, now = stamp_of(self._folder), time.monotonic()
+        if stamp != self._stamp or now >= self._read_again:
             with suppress(ConfigError):  # it cannot be read now: it counts as it was
-                self._names = {key.pem: name for name, key in registered(self._folder).items()}
+                self._clients, unreadable = registered_since(self._folder, self._clients)
+                self._names = {key.pem: name for name, key in self._clients.items()}
                 self._stamp = stamp
+                self._read_again = now + AGAIN_SECONDS if unreadable else math.inf
         return self._names
 
 

@@ -24,6 +24,10 @@ COMMAND = "orchestra-keys"
 MAX_BYTES = 1 << 20  # bytes; no key or certificate comes near, a wrong path may well
 
 
+class UnreadableError(ConfigError):
+    """A file is there and cannot be read, which may pass."""
+
+
 @dataclass(frozen=True)
 class NewFile:
     """A file to be written: readable by its owner alone where it is private."""
@@ -38,7 +42,7 @@ def read(path: Path, remedy: str) -> bytes:
     """The bytes of a small file; `remedy` says how one that is missing is made.
 
     Raises:
-        ConfigError: missing, unreadable, no file or far too large.
+        ConfigError: missing, no file or far too large; an :class:`UnreadableError`.
     """
     try:
         if path.is_fifo():  # to open it would wait for a writer
@@ -48,7 +52,8 @@ def read(path: Path, remedy: str) -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing: {remedy}") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        kind = ConfigError if isinstance(error, IsADirectoryError) else UnreadableError
+        raise kind(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path} is too large to be a key or a certificate")
     return data

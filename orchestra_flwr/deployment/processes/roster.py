@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from orchestra_flwr.deployment.keys.client_registry import registered, stamp_of
+from orchestra_flwr.deployment.keys.client_keys import PublicKey
+from orchestra_flwr.deployment.keys.client_registry import registered_since, stamp_of
 from orchestra_flwr.deployment.processes.recurring import recurring
 from orchestra_flwr.flower.superlink_control import SuperLinkControl, SuperLinkError
 
@@ -30,7 +31,8 @@ class Roster:
         self._control = control
         self._folder = folder
         self._report = report
-        self._listed: Mapping[bytes, str] = {}  # the folder's keys, with the clients' names
+        self._clients: Mapping[str, PublicKey] = {}  # the folder's, by name
+        self._listed: Mapping[bytes, str] = {}  # their names by their keys
         self._in_flower: set[bytes] = set()  # the SuperLink's keys
         self._names: Mapping[bytes, str | None] = {}
         self._stamp: object = None
@@ -71,13 +73,13 @@ class Roster:
 
     def _read(self, folder: Path) -> list[str]:
         """Reads the folder, and registers new keys at the SuperLink; returns what went wrong."""
-        clients = registered(folder)
-        self._listed = {key.pem: name for name, key in clients.items()}
+        self._clients, unreadable = registered_since(folder, self._clients)
+        self._listed = {key.pem: name for name, key in self._clients.items()}
         self._admit()  # a client that was revoked does not wait for the others' registration
         missing = {name: key for key, name in self._listed.items() if key not in self._in_flower}
-        problems: list[str] = []
+        problems = [f"{line}; it counts as it was; trying again" for line in unreadable]
         if missing:
-            problems = self._register(missing)
+            problems += self._register(missing)
             self._admit()
         return problems
 

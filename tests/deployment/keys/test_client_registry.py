@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.deployment.keys import client_registry
 from orchestra_flwr.deployment.keys.client_keys import load_public_key
 from orchestra_flwr.deployment.keys.client_registry import RegisteredNames, path_of, registered
 
@@ -200,3 +201,18 @@ def test_a_run_sees_who_is_registered_now(security, bundle, monkeypatch):
     (security / "away").rename(clients)
     (clients / "kitchen.pub").unlink()
     assert names() == {}
+
+
+def test_a_run_counts_a_key_that_cannot_be_read_for_a_moment(
+    security, bundle, monkeypatch, unreadable
+):
+    now = 0.0
+    monkeypatch.setattr(client_registry.time, "monotonic", lambda: now)
+    names, key = RegisteredNames(security), load_public_key(bundle / "client.pub").pem
+    with unreadable():
+        assert names() == {}
+    now += client_registry.AGAIN_SECONDS
+    assert names() == {key: "site-1"}
+    os.utime(security / "clients/site-1.pub")
+    with unreadable():
+        assert names() == {key: "site-1"}

@@ -180,6 +180,23 @@ def test_a_list_that_cannot_be_read_revokes_nobody_and_is_read_again(
     assert roster.names() == {}
 
 
+def test_a_key_that_cannot_be_read_for_a_moment_is_not_revoked(
+    roster, security, said, key, clock, unreadable
+):
+    roster.update()
+    put_back(security, "kitchen")  # the list is read anew
+    with unreadable():
+        roster.update()
+        assert roster.names() == {key: "site-1"}
+        assert "kitchen.pub cannot be read: Stale file handle; it counts as it was" in said[-2]
+        (security / "clients/site-1.pub").unlink()  # revoked
+        roster.update()
+        assert roster.names() == {}
+    clock[0] += 60
+    roster.update()
+    assert roster.names() == {key: "kitchen"}
+
+
 def test_a_link_that_leads_nowhere_hides_no_change(roster, security, key):
     """Emacs makes one beside each file that is being edited: then nobody was revoked any more."""
     (security / "clients/.#site-1.pub").symlink_to("me@host.1234:5678")
