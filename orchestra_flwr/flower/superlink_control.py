@@ -21,7 +21,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from orchestra_flwr.flower.socket_client import connected
+from orchestra_flwr.flower.socket_client import LONG_TIMEOUT, TIMEOUT, connected
 
 
 class SuperLinkError(RuntimeError):
@@ -46,7 +46,7 @@ class SuperLinkControl:
         """
         content, _ = build_fab_from_files(app)
         fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
-        with self._client() as client:
+        with self._client(LONG_TIMEOUT) as client:
             response = client.StartRun(StartRunRequest(fab=fab))
         if not response.run_id:
             raise SuperLinkError("Flower's SuperLink does not start the run (its log says why)")
@@ -85,10 +85,12 @@ class SuperLinkControl:
             return {name: _objection(client, key) for name, key in keys.items()}
 
     @contextmanager
-    def _client(self) -> Iterator[ControlHttpClient]:
+    def _client(self, timeout: float = TIMEOUT) -> Iterator[ControlHttpClient]:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         try:
-            client = connected(ControlHttpClient, self._socket, self._ca, [version])
+            client = connected(
+                ControlHttpClient, self._socket, self._ca, [version], timeout=timeout
+            )
         except OSError as error:  # it may be replaced just now
             raise SuperLinkError(f"{self._ca} cannot be used: {error.strerror}") from error
         try:

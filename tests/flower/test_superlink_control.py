@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from orchestra_flwr.deployment.keys.server_keys import server_files
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
+from orchestra_flwr.flower import superlink_control
 from orchestra_flwr.flower.deployed_app import PROJECT
+from orchestra_flwr.flower.socket_client import LONG_TIMEOUT
 from orchestra_flwr.flower.superlink_control import SuperLinkControl, SuperLinkError
 
 APP = {"pyproject.toml": PROJECT.encode()}
@@ -23,6 +26,20 @@ def scratch():
     folder = Path(tempfile.mkdtemp(prefix="orch"))  # short: sockets
     yield folder
     shutil.rmtree(folder)
+
+
+def test_a_superlink_that_is_busy_has_minutes_to_begin_a_run(monkeypatch, tmp_path):
+    """An answer that comes too late is lost, and the run with it."""
+    timeouts = []
+
+    def connected(*_, timeout):
+        timeouts.append(timeout)
+        began = SimpleNamespace(run_id=7)
+        return SimpleNamespace(StartRun=lambda _: began, close=lambda: None)
+
+    monkeypatch.setattr(superlink_control, "connected", connected)
+    assert SuperLinkControl(tmp_path / "link", None).start_run(APP) == 7
+    assert timeouts == [LONG_TIMEOUT]
 
 
 def test_a_superlink_begins_and_ends_runs_and_takes_a_key_once(scratch, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.reporter import reporter
 from orchestra_flwr.deployment.processes.server_process import (
+    NotStartedError,
     RunCancelledError,
     check_run,
     invitation,
@@ -40,8 +41,8 @@ def serve_queue(config: ServerConfig) -> None:
     Raises:
         ConfigError: another server has the queue, or others may write to it; keys or an address
             that cannot be used.
-        FederationError: the SuperLink ended, or the disk is full; the current run goes on with the
-            next start.
+        FederationError: the SuperLink ended or takes no run, the disk is full, or a certificate
+            has expired; the current run goes on with the next start.
         OSError: the queue cannot be written.
     """
     queue, say = RunQueue(at_home(str(config.queue))), reporter(config.logging.format)
@@ -96,10 +97,9 @@ class _QueueServer:
             pass
         except Exception as error:  # of whatever kind: the other runs do not wait for it
             check_alive(self._station.link)
-            if shutil.disk_usage(self._queue.folder).free < FULL:
+            if (why := self._would_fail_all(error)) is not None:
                 raise FederationError(
-                    f"run {run.name}: {error}; the disk of {self._queue.folder} is full: make "
-                    "room, it goes on with the next start"
+                    f"run {run.name}: {error}{why}; it goes on with the next start"
                 ) from None
             run.end(f"{FAILED}: {error}")
         level, line = "info", f"run {run.name}: {run.state}"
@@ -107,6 +107,17 @@ class _QueueServer:
             level, ended = "error", shlex.quote(str(run.path / ENDED))
             line += f"; when that is mended, it goes on after its last round: rm {ended}"
         self._say(line, "run_ended", level, run=run.name, state=run.state)
+
+    def _would_fail_all(self, error: Exception) -> str | None:
+        """What is to be done, where the server and not the run is to blame; None: the run is."""
+        if shutil.disk_usage(self._queue.folder).free < FULL:
+            return f"; the disk of {self._queue.folder} is full: make room"
+        try:
+            for certificate in self._station.keys.dated if self._station.keys else ():
+                certificate.check()
+        except ConfigError as expired:
+            return f"; {expired}"
+        return "" if isinstance(error, NotStartedError) else None
 
     def _cancelled(self, run: QueuedRun) -> str:
         self._log.update()

@@ -40,6 +40,10 @@ class RunCancelledError(Exception):
     """The run was cancelled; the text says why."""
 
 
+class NotStartedError(FederationError):
+    """The SuperLink does not take a run, and would take no other."""
+
+
 def serve(
     config: ServerConfig,
     folder: RunFolder,
@@ -141,7 +145,7 @@ def _start_run(station: Station) -> int:
     try:
         return station.control.start_run({"pyproject.toml": PROJECT.encode()})
     except SuperLinkError as error:
-        raise FederationError(f"the run could not be started: {error}") from None
+        raise NotStartedError(f"the run could not be started: {error}") from None
 
 
 def _described(config: ServerConfig, folder: RunFolder, station: Station) -> dict[str, Any]:

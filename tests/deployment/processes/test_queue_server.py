@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestra_flwr.config import load
+from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.processes import queue_server
-from orchestra_flwr.deployment.processes.server_process import RunCancelledError
+from orchestra_flwr.deployment.processes.server_process import NotStartedError, RunCancelledError
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import check_audit
@@ -39,7 +39,9 @@ def serving(tmp_path, monkeypatch):
         served.append("opened")
         gate = SimpleNamespace(port=1)
         stations.append(
-            SimpleNamespace(link=link, gate=gate, report=report, idle=idle, connected=[])
+            SimpleNamespace(
+                link=link, keys=run.keys, gate=gate, report=report, idle=idle, connected=[]
+            )
         )
         yield stations[-1]
 
@@ -82,7 +84,7 @@ def serving(tmp_path, monkeypatch):
         errors.append(caught.value)
         return [event for event in served if event != "idle"]
 
-    run.errors, run.waits = errors, waits
+    run.errors, run.waits, run.keys = errors, waits, None
     return queue, run
 
 
@@ -209,6 +211,31 @@ def test_a_full_disk_fails_no_run(serving, monkeypatch):
     assert "run 0001: cannot write; the disk of" in str(run.errors[-1])
     assert queue.runs()[0].state == "begun"
     assert run({}) == ["opened", (0, True)]
+
+
+def test_a_superlink_that_takes_no_run_fails_none(serving):
+    """As after its certificate has expired; it would fail all that wait, one after the other."""
+    queue, run = serving
+    for _ in range(2):
+        queue.put(run_to_submit(TINY))
+    run(NotStartedError("the run could not be started"), ends=FederationError)
+    line = "run 0001: the run could not be started; it goes on with the next start"
+    assert str(run.errors[-1]) == line
+    assert [queued.state for queued in queue.runs()] == ["begun", "waiting"]
+    assert run({}, {}) == ["opened", (0, True), (0, False)]
+
+
+def test_a_certificate_that_expires_in_a_run_fails_it_not(serving):
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+
+    def check():
+        raise ConfigError("server.crt expired on 2026-11-28: make it")
+
+    run.keys = SimpleNamespace(dated=[SimpleNamespace(check=check)])
+    run(FederationError("nobody answered"), ends=FederationError)
+    assert "answered; server.crt expired on 2026-11-28: make it; it goes" in str(run.errors[-1])
+    assert queue.runs()[0].state == "begun"
 
 
 def test_a_client_that_comes_back_gets_the_latest_encoder(serving, capsys, monkeypatch):
