@@ -88,6 +88,7 @@ class _QueueServer:
 
     def _run(self, run: QueuedRun) -> None:
         how = "goes on" if run.has_begun else "begins"
+        done = max(0, RunFolder(run.folder).done)
         self._log.begins(run)
         self._say(f"run {run.name}: {how}", "run_began", run=run.name)
         try:
@@ -101,6 +102,10 @@ class _QueueServer:
                 raise FederationError(
                     f"run {run.name}: {error}{why}; it goes on with the next start"
                 ) from None
+            if RunFolder(run.folder).done > done:  # what failed may pass, such as the network
+                line = f"run {run.name}: {error}; it is tried again after its last round"
+                self._say(line, level="warning")
+                return
             run.end(f"{FAILED}: {error}")
         level, line = "info", f"run {run.name}: {run.state}"
         if run.state.startswith(FAILED):

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.processes import queue_server
@@ -15,6 +16,8 @@ from orchestra_flwr.deployment.watch.audit_log import check_audit
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.reporting import Progress
+from orchestra_flwr.reporting.kept_checkpoints import LATEST
+from orchestra_flwr.tensor_files import save_tensors
 
 TINY = ["model.width=8"]
 # `d` does not take it.
@@ -27,7 +30,10 @@ class Stopped(Exception):  # noqa: N818
 
 @pytest.fixture
 def serving(tmp_path, monkeypatch):
-    """Serves a queue; `outcomes` say what becomes of each run: an error or a summary."""
+    """Serves a queue; `outcomes` say what becomes of each run: an error or a summary.
+
+    A number: an error after the checkpoint of that round.
+    """
     queue, served = RunQueue(tmp_path / "runs"), []
     queue.make()
     link = SimpleNamespace(returncode=None, log="superlink.log")
@@ -56,6 +62,11 @@ def serving(tmp_path, monkeypatch):
         if outcome == "cancel":
             queue.cancel(folder.path.parent.name)
             raise RunCancelledError(cancelled())
+        if isinstance(outcome, int):
+            folder.checkpoint.mkdir(exist_ok=True)
+            position = {"position": json.dumps({"round": outcome})}
+            save_tensors(folder.checkpoint / LATEST, {"a": torch.zeros(1)}, position)
+            outcome = FederationError("nobody answered")
         if isinstance(outcome, BaseException):
             if "SuperLink" in str(outcome):
                 link.returncode = 1
@@ -120,6 +131,23 @@ def test_a_server_that_was_stopped_goes_on_with_the_run_that_it_was_in(serving):
     run(FederationError("Flower's SuperLink ended"), ends=FederationError)
     assert queue.runs()[0].state == "begun"  # not the run's failure
     assert run({}) == ["opened", (1, True)]
+
+
+def test_a_run_that_failed_after_good_rounds_is_tried_again_until_it_gets_no_further(
+    serving, capsys
+):
+    """As where the network is away for a minute: all clients count as gone at once."""
+    queue, run = serving
+    queue.put(run_to_submit([*TINY, "seed=1"]))
+    queue.put(run_to_submit([*TINY, "seed=2"]))
+    served = run(0, 3, 5, 5)
+    assert served == ["opened", (1, False), (2, False), (2, True), (2, True)]
+    assert [queued.state for queued in queue.runs()] == [
+        "failed: nobody answered",  # it trained nothing
+        "failed: nobody answered",
+    ]
+    line = "run 0002: nobody answered; it is tried again after its last round"
+    assert capsys.readouterr().out.count(line) == 2
 
 
 def test_a_run_that_failed_goes_on_where_what_says_so_is_removed(serving):
