@@ -25,6 +25,7 @@ def mend(program: str) -> None:
     else:
         forget_finished_tasks()
         answer_unfetched()
+        drop_of_ended_runs()
         end_with_any_thread()
 
 
@@ -140,6 +141,25 @@ def _is_whole(objects: Any, key: str) -> bool:
     parts = inflatable.iterate_object_tree(objects.get_object_tree(key)) if key in objects else ()
     held = [objects.get(part.object_id) for part in parts]
     return bool(held) and all(held)
+
+
+def drop_of_ended_runs() -> None:
+    """Lets a SuperNode drop a message whose run ends while its parts come.
+
+    It dropped one for any other reason. Of this one it kept the task, which its client took and
+    could not fetch: for more than an hour it answered no other message. The exception is none that
+    `except Exception` catches.
+    """
+    module: Any = import_module("flwr.supernode.start_client_internal")
+    pull = module.pull_objects
+
+    def pull_objects(*arguments: Any, **options: Any) -> Any:
+        try:
+            return pull(*arguments, **options)
+        except module.RunNotRunningException:
+            raise RuntimeError("its run has ended") from None
+
+    module.pull_objects = pull_objects
 
 
 def end_with_any_thread() -> None:

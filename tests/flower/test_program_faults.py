@@ -118,6 +118,7 @@ import runpy, sys
 module = runpy.run_path(sys.argv[1])
 module["forget_finished_tasks"]()
 module["answer_unfetched"]()
+module["drop_of_ended_runs"]()
 from datetime import timedelta
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -224,3 +225,32 @@ def test_an_answer_that_a_client_did_not_end_is_given_up(stored):
     sent, *left = map(int, printed.splitlines()[-1].split())
     assert left == [0, 0]
     assert (sent == 4) == (stored == 4)
+
+
+# A message whose run ends while its SuperNode fetches the parts, and the client that waits.
+ENDS = (
+    SUPERNODE
+    + """
+from types import SimpleNamespace
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supernode import start_client_internal
+message = Message(RecordDict({"c": ConfigRecord({"n": 1})}), 1, "train")
+message.metadata.__dict__["_message_id"] = message.object_id
+state.get_run = lambda run: SimpleNamespace(primary_task_type="", fab_hash="")
+
+def over(*_):
+    raise start_client_internal.RunNotRunningException
+
+pulled = start_client_internal._pull_and_store_message(
+    state, state.object_store, {}, lambda: (message, get_object_tree(message)), None, None,
+    over, None, None,
+)
+left = [entry.message.metadata.message_id for entry in state.msg_store.values()]
+print(pulled, left, len(state.object_store), runtime_handlers.acquire_task(asked, state).token)
+"""
+)
+
+
+def test_a_message_whose_run_ends_while_it_comes_leaves_nothing():
+    """Its client took the task, and asked for the message for more than an hour: it looked well."""
+    assert printed_by(ENDS).splitlines()[-1] == "None [] 0 "
