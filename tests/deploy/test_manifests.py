@@ -235,6 +235,12 @@ def test_the_servers_unit_goes_on_with_its_run_or_its_queue(tmp_path, arguments,
     assert done.stdout.split() == [*given, f"security={SECURITY}", *arguments.split()]
 
 
+def test_compose_keeps_no_log_without_limit():
+    """Docker never drops a line by itself, and a gate on the internet writes some every minute."""
+    for service in COMPOSE["services"].values():
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+
+
 @pytest.mark.skipif(not find_spec("check_jsonschema"), reason="needs the extra deploy")
 def test_compose_has_the_shape_that_compose_takes():
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
