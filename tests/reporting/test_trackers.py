@@ -2,6 +2,7 @@ import json
 import struct
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.reporting import TrackedRun, Trackers, check_trackers
+from orchestra_flwr.reporting import trackers as trackers_module
 from orchestra_flwr.reporting.trackers import ROOM
 
 RECORD = {
@@ -208,7 +210,24 @@ def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch
         trackers.add(2, RECORD)
         (one,) = asked
         one.close(False)
-    assert lines == [f"logging.{tracker}: no space left on device; nothing more is logged there"]
+    assert lines == [f"logging.{tracker}: no space left on device; tried again in an hour"]
+
+
+def test_a_tracker_that_failed_is_tried_again(tracked, tracker, monkeypatch):
+    """Its server was away for a minute: a run of weeks logged nothing more there."""
+    opened, folder = tracked
+    now = time.monotonic()
+    monkeypatch.setattr(trackers_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with opened(print) as trackers:
+        with monkeypatch.context() as patched:
+            patched.setattr(ROOM.find(tracker), "numbers", None)  # what it raises is its own affair
+            trackers.add(1, RECORD)
+        trackers.add(2, RECORD)
+        now += trackers_module.AGAIN_SECONDS
+        trackers.add(3, RECORD)
+        trackers.finish(3, {}, folder)
+    steps = {step for values in READERS[tracker](folder).numbers.values() for step, _ in values}
+    assert steps == {3}
 
 
 def test_one_that_cannot_be_opened_is_refused(tracked, tracker, monkeypatch):

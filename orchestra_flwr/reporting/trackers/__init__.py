@@ -4,6 +4,7 @@ A run is written to them in addition to its folder, and goes on without one that
 """
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from orchestra_flwr.plugins import Room
 
 ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
 # Values of single clients, whose names are nobody else's business.
+AGAIN_SECONDS = 3600.0  # after a failure; the library itself may have tried for minutes
 BY_CLIENT = re.compile(r"(release/clients|releases|members)/")
 
 
@@ -76,8 +78,8 @@ def check_trackers(config: Config) -> None:
 class Trackers:
     """The trackers that `logging` names; with none it does nothing.
 
-    One that fails later, because its server cannot be reached or its disk is full, is left out from
-    then on: a line says so, and training goes on. The run folder has all that it would have logged.
+    One that fails later, because its server cannot be reached or its disk is full, is left out for
+    an hour: a line says so, and training goes on. The run folder has all that it would have logged.
 
     As a context it closes them, as those of a failed run if :meth:`finish` was not reached.
 
@@ -89,6 +91,7 @@ class Trackers:
         self._message = message
         self._completed = False
         self._open: dict[str, Tracker] = {}
+        self._again: dict[str, float] = {}  # when one that failed is tried again, monotonic
         for name in config.logging.trackers:
             try:
                 self._open[name] = ROOM.find(name)(run)
@@ -123,12 +126,14 @@ class Trackers:
         self._each(lambda tracker: tracker.close(self._completed))
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(self._open.items()):
+        for name, tracker in self._open.items():
+            if time.monotonic() < self._again.get(name, 0.0):
+                continue
             try:
                 action(tracker)
             except Exception as error:  # whatever the library raises: the run is worth more
-                del self._open[name]
-                self._message(f"logging.{name}: {_reason(error)}; nothing more is logged there")
+                self._again[name] = time.monotonic() + AGAIN_SECONDS
+                self._message(f"logging.{name}: {_reason(error)}; tried again in an hour")
 
 
 def _reason(error: Exception) -> str:
