@@ -51,7 +51,9 @@ def show_health(folder: Path, problem: str | None) -> None:
         else:
             alive.unlink(missing_ok=True)
             # It may hold what a server sent, or names of files, which need not be UTF-8.
-            write_atomically(file, f"{printable(problem)}\n".encode(), mode=0o600)
+            text = f"{printable(problem)}\n".encode()
+            if not file.is_file() or file.read_bytes() != text:  # spares the card of a board
+                write_atomically(file, text, mode=0o600)
 
 
 class Supernode:

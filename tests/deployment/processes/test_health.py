@@ -54,6 +54,16 @@ def test_a_client_is_well_as_long_as_it_takes_part(folder, check):
     assert check() == (1, "")
 
 
+def test_a_problem_that_stays_is_written_once(folder):
+    """A client that is refused for weeks wrote to its flash card every five seconds."""
+    show_health(folder, "its key is not registered")
+    written = (folder / "problem").stat()
+    show_health(folder, "its key is not registered")
+    assert (folder / "problem").stat() == written
+    show_health(folder, "its clock is wrong")
+    assert (folder / "problem").read_text() == "its clock is wrong\n"
+
+
 def test_whatever_a_problem_names_is_shown_and_obeyed_by_no_terminal(folder, check):
     """A folder whose name is not UTF-8 ended the SuperNode, again and again."""
     show_health(folder, "data.root=/photos/M\udcfcller: \x1b[2J")
