@@ -125,7 +125,8 @@ class _QueueServer:
         return "" if isinstance(error, NotStartedError) else None
 
     def _cancelled(self, run: QueuedRun) -> str:
-        self._log.update()
+        with suppress(OSError):  # a network disk that is away for a moment ends no run
+            self._log.update()
         return "cancelled by orchestra-submit" if run.state == CANCELLED else ""
 
     def _serve(

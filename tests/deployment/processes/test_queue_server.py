@@ -1,5 +1,6 @@
 """One run after the other at one open server, without Flower's programs."""
 
+import errno
 import json
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from orchestra_flwr.deployment.processes.server_process import NotStartedError, 
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import check_audit
+from orchestra_flwr.deployment.watch.queue_log import QueueLog
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.reporting import Progress
@@ -239,6 +241,22 @@ def test_a_full_disk_fails_no_run(serving, monkeypatch):
     assert "run 0001: cannot write; the disk of" in str(run.errors[-1])
     assert queue.runs()[0].state == "begun"
     assert run({}) == ["opened", (0, True)]
+
+
+def test_a_disk_that_is_away_for_a_moment_ends_no_run(serving, monkeypatch):
+    """It is looked every second whether a run was cancelled."""
+    queue, run = serving
+    queue.put(run_to_submit(TINY))
+    update = QueueLog.update
+
+    def stale(log):
+        update(log)
+        if queue.runs()[0].state == "begun":
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(QueueLog, "update", stale)
+    run({})
+    assert queue.runs()[0].state == "done"
 
 
 def test_a_superlink_that_takes_no_run_fails_none(serving):
