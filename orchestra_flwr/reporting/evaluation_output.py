@@ -14,6 +14,7 @@ from rich.text import Text
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
+from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.files import write_json
 from orchestra_flwr.reporting.environment import environment
 
@@ -80,7 +81,7 @@ def print_evaluation(results: Mapping[str, Any], console: Console | None = None)
     for row in _rows(results):
         table.add_row(*row)
     console = console or Console()
-    console.print(table)
+    print_whole(table, console)
     spread = f"spread of the features: {results['feature_std']:.2f} (0: collapsed; at most about 1)"
     console.out(spread, highlight=False)
 

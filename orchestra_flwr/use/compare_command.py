@@ -14,6 +14,7 @@ from orchestra_flwr.config import AugmentationConfig, Config, ConfigError, encod
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
+from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import label_free_scores
@@ -207,7 +208,7 @@ def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
         table.add_row(TITLES[name], *_accuracy(accuracy))
     for name, (before, after) in comparison.label_free.items():
         table.add_row(TITLES[name], f"{before:.3g}", f"{after:.3g}", f"{after - before:+.3g}")
-    Console().print(table)
+    print_whole(table, Console())
     print(MORE_IS_BETTER)
     print(f"nearest neighbours in common: {100 * comparison.neighbours_in_common:.0f} %")
     print(comparison.verdict)

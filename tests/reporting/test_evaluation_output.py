@@ -73,5 +73,5 @@ def test_accuracies_are_a_table_and_their_spread_is_below_it():
 
 def test_a_folder_of_any_name_is_printed_as_it_is_named():
     output, name = StringIO(), "photos [old] 10:on:2"  # what rich takes for markup and an emoji
-    print_evaluation({**RESULTS, "dataset": name}, Console(file=output, width=80))
+    print_evaluation({**RESULTS, "dataset": name}, Console(file=output, width=20))
     assert f"| {name}, target" in output.getvalue()

@@ -40,7 +40,10 @@ def rows(out):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_two_encoders_of_different_kinds_with_class_folders(run, other, photos, command):
+def test_two_encoders_of_different_kinds_with_class_folders(
+    run, other, photos, command, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "20")  # of a narrow terminal, which cuts nothing off
     code, out, err = command(f"before={other}", f"after={run}", f"images={photos}",
                              "labels=folders", "queries=5")  # fmt: skip
     assert code == 0, err
