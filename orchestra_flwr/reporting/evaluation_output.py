@@ -18,6 +18,7 @@ from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.files import write_json
 from orchestra_flwr.reporting.environment import environment
 
+LONGEST = 200  # bytes of a file's name; file systems take 255, a temporary file needs some more
 NAMES = {
     "knn": "kNN",
     "linear": "linear probe",
@@ -57,12 +58,13 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
 
     Args:
         folder: made where there is none.
-        name: of the file; None: the data set's.
+        name: of the file; None: the data set's, as much of it as file systems take.
 
     Raises:
         OSError: names the file, which is unchanged.
     """
-    path = folder / f"{name or results['dataset']}.json"
+    stem = os.fsencode(name or results["dataset"])[:LONGEST]
+    path = folder / f"{os.fsdecode(stem)}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, {**results, "versions": environment()})
     return path
