@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, Config, ConfigError, encoder_file, read_run
+from orchestra_flwr.config import AugmentationConfig, Config, ConfigError, read_run
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
@@ -18,7 +18,7 @@ from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import label_free_scores
-from orchestra_flwr.files import at_home, read_json, write_json
+from orchestra_flwr.files import at_home, encoder_file, read_json, write_json
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import (
     Backbone,
