@@ -70,6 +70,7 @@ def run_compare(config: CompareConfig) -> None:
         encoders = [(before, _fitting(before, after, archive, names, images)), (after, images)]
         features, scores = zip(*(_measured(config, *pair) for pair in encoders), strict=True)
         comparison = compare(features, scores, of_image, config.seed)
+        _print(comparison)  # before it is written: a full disk loses none of it
         folder = config.results
         folder.mkdir(parents=True, exist_ok=True)
         stored = {"before": config.before, "after": config.after, **comparison.as_json()}
@@ -84,7 +85,8 @@ def run_compare(config: CompareConfig) -> None:
                 queries=config.queries,
                 seed=config.seed,
             )
-    _print(comparison, folder, bool(config.queries))
+    if config.queries:
+        print(f"page: {printable(str(folder / 'comparison.html'))}")
     if before.spec.image_size != after.spec.image_size:
         print(_sizes(config, before.spec.image_size, after.spec.image_size))
 
@@ -200,7 +202,7 @@ def _measured(
     return features.cpu(), {**asdict(scores), "score": scores.score}
 
 
-def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
+def _print(comparison: Comparison) -> None:
     table = Table(box=box.MARKDOWN)
     for column in ("score", "before", "after", "difference"):
         table.add_column(column, justify="left" if column == "score" else "right")
@@ -212,8 +214,6 @@ def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
     print(MORE_IS_BETTER)
     print(f"nearest neighbours in common: {100 * comparison.neighbours_in_common:.0f} %")
     print(comparison.verdict)
-    if has_page:
-        print(f"page: {printable(str(folder / 'comparison.html'))}")
 
 
 def _sizes(config: CompareConfig, before: int, after: int) -> str:
