@@ -186,6 +186,12 @@ def at_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises an error there)
 
 
+def encoder_file(path: str | Path) -> Path:
+    """The encoder's file, given by its own path or its run folder."""
+    named = at_home(path)
+    return named if named.suffix == ".safetensors" else named / "encoder.safetensors"
+
+
 def beside_package(name: str) -> Path:
     """A folder of files that are no code: inside an installed package, in a checkout beside it."""
     package = Path(__file__).resolve().parent

@@ -66,9 +66,11 @@ def test_metrics_are_a_frame(run):
     assert frame["loss.total"].notna().tolist() == [False, True, True]
 
 
-def test_a_result_follows_a_run_that_goes_on(tmp_path):
+def test_a_result_follows_a_run_that_goes_on(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").touch()
-    result, rounds = Result(tmp_path), []
+    monkeypatch.chdir(tmp_path)
+    result, rounds = Result("."), []
+    monkeypatch.chdir("/")
     for number in range(3):
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write(f'{{"round": {number}, "loss": {{"total": 1}}}}\n')

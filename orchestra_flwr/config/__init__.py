@@ -38,12 +38,7 @@ from orchestra_flwr.config.sections import (
 from orchestra_flwr.config.user_packages import WithPlugins
 
 if TYPE_CHECKING:
-    from orchestra_flwr.config.evaluate import (
-        EvaluateConfig,
-        OfSavedEncoder,
-        SavedEncoderConfig,
-        encoder_file,
-    )
+    from orchestra_flwr.config.evaluate import EvaluateConfig, OfSavedEncoder, SavedEncoderConfig
     from orchestra_flwr.config.reading.compose import (
         described,
         load,
@@ -113,7 +108,6 @@ __all__ = [
     "conf_dir",
     "config_to_yaml",
     "described",
-    "encoder_file",
     "is_free",
     "load",
     "load_config",

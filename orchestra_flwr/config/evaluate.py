@@ -20,7 +20,7 @@ from orchestra_flwr.config.section import (
 )
 from orchestra_flwr.config.sections import AugmentationConfig, Device, ScoresConfig
 from orchestra_flwr.config.user_packages import WithPlugins, are_packages, check_named
-from orchestra_flwr.files import at_home
+from orchestra_flwr.files import encoder_file
 from orchestra_flwr.plugins import imported_packages
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -45,12 +45,6 @@ class EvaluatedDataConfig(Section):
     train_limit: int | None = Field(ge=1)
     test_limit: int | None = Field(ge=1)
     augmentation: AugmentationConfig | None
-
-
-def encoder_file(path: str) -> Path:
-    """The encoder's file, given by its own path or its run folder."""
-    named = at_home(path)
-    return named if named.suffix == ".safetensors" else named / "encoder.safetensors"
 
 
 class OfSavedEncoder(WithPlugins, Composed):

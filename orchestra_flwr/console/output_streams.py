@@ -1,13 +1,14 @@
 """Standard output and error that may close while a run goes on.
 
 A run takes hours, and its terminal or pipe may be closed before it ends. Python would then raise an
-exception and the system would send SIGPIPE; either would end the run.
+exception and the system would send SIGPIPE, or SIGHUP for a terminal; each would end the run.
 """
 
 import errno
 import io
 import os
 import select
+import signal
 import sys
 from typing import Any, TextIO
 
@@ -15,12 +16,13 @@ CLOSED = {errno.EPIPE, errno.EIO, errno.EBADF}  # a closed pipe, terminal, strea
 
 
 def ignore_closed_streams() -> None:
-    """From now on, drops lines that cannot be written, without an error.
+    """From now on, drops lines that cannot be written, without an error, and ignores SIGHUP.
 
     Of a closed stream these are all that follow, on a full disk those until there is room again.
     Streams that are already closed are opened on /dev/null, so that no file takes their descriptor.
     Replaced `sys.stdout` and `sys.stderr` are left alone.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -20,13 +20,13 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import lookup, percent
+from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.experiments.planning.rows import Row, run_name
 from orchestra_flwr.experiments.results.comparison import why_left_out
 from orchestra_flwr.experiments.results.runs import Run, read_run
 
 FOLDER = Path("outputs/multirun")
 PER_RUN = ("run_dir", "resume")  # every run has its own folder, and is resumed in it
-MAX_WIDTH = 10_000  # characters of a line of the table
 MEASURES = {"kNN": "knn", "linear probe": "linear"}
 PRECISION = {"mAP": "map"}  # of images with several labels
 
@@ -135,11 +135,7 @@ def print_sweep(rows: Sequence[Row], folder: Path, console: Console | None = Non
     for cells, name in lines:
         table.add_row(*cells, name)
     console = console or Console(emoji=False)  # a name may hold what looks like a code
-    # As wide as its cells: in a narrower terminal lines wrap, and no folder's name is cut off.
-    table.width = console.measure(
-        table, options=console.options.update(max_width=MAX_WIDTH)
-    ).maximum
-    console.print(table, soft_wrap=True)
+    print_whole(table, console)
     for name, why in left_out.items():
         console.out(printable(f"left out: {name} {why}"), highlight=False)
     console.out(printable(f"runs: {folder}"), highlight=False)

@@ -25,6 +25,7 @@ from orchestra_flwr.experiments.planning.rows import Row
 from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transfer, with_root
 from orchestra_flwr.experiments.results.runs import LOGS, STARTED, Run, last_error, read_run
 from orchestra_flwr.files import at_home, write_atomically
+from orchestra_flwr.folder_lock import is_locked
 from orchestra_flwr.reporting import RunFolder, environment
 
 Announce = Callable[[str], None]
@@ -42,6 +43,7 @@ class Job:
     process: subprocess.Popen[bytes] | None = None  # of the command that is running
     began: float = 0.0  # when the job was started (monotonic clock)
     was_begun: bool = False  # the run's folder existed before; the run is resumed
+    is_elsewhere: bool = False  # another command runs it, and this one waits for its end
     # Returns the job as it stands later, or None once the run is complete.
     refresh: Callable[[], Job | None] | None = None
 
@@ -200,15 +202,24 @@ class _Sweep:
         return [job for job in self.todo if job.state == state]
 
     def _start_waiting(self) -> None:
-        free = self.jobs - len(self._in_state("running"))
-        for job in self._in_state("waiting")[:free]:
-            if not self._is_still_to_do(job):
+        for job in self._in_state("waiting"):
+            if len(self._in_state("running")) >= self.jobs:
+                return
+            if self._runs_elsewhere(job) or not self._is_still_to_do(job):
                 continue
             job.state, job.began = "running", time.monotonic()
             with self._log(job).open("a") as log:
                 print(f"{STARTED}{datetime.now():%Y-%m-%d %H:%M:%S}", file=log)
             self._say(job, "resumed" if job.was_begun else "started")
             self._next_step(job)
+
+    def _runs_elsewhere(self, job: Job) -> bool:
+        was, job.is_elsewhere = job.is_elsewhere, False
+        with contextlib.suppress(OSError):  # the run itself says what is wrong with its folder
+            job.is_elsewhere = is_locked(self.folder / job.name)
+        if job.is_elsewhere and not was:
+            self._say(job, "another command runs it")
+        return job.is_elsewhere
 
     def _is_still_to_do(self, job: Job) -> bool:
         """Looks again: another command that shares the folder may have made the run first."""
@@ -240,6 +251,9 @@ class _Sweep:
             return
         if code == 0 and job.steps:
             self._next_step(job)
+            return
+        if code and job.refresh and self._runs_elsewhere(job):  # it was faster
+            job.state = "waiting"
             return
         job.state = "done" if code == 0 else "failed"
         seconds = time.monotonic() - job.began

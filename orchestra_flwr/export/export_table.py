@@ -11,8 +11,7 @@ from rich.text import Text
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, percent, size
-
-WIDTH = 120  # characters; in a narrower terminal lines wrap, and nothing is cut off
+from orchestra_flwr.console.whole_table import print_whole
 
 
 def print_export(results: Mapping[str, Any], folder: Path) -> None:
@@ -34,6 +33,6 @@ def print_export(results: Mapping[str, Any], folder: Path) -> None:
             difference,
             *(percent(file[key]) for key in shown),
         )
-    console = Console(width=WIDTH)
-    console.print(table)
+    console = Console()
+    print_whole(table, console)
     console.out(printable(str(folder)), highlight=False)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.config.user_packages import check_named
-from orchestra_flwr.files import read_json, replacing, write_atomically
+from orchestra_flwr.files import encoder_file, read_json, replacing, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
 from orchestra_flwr.models.encoder_input import batches, checked_batch
@@ -226,7 +226,7 @@ def load_encoder(
         ValueError: a file is damaged, the description is wrong, its backbone is of a package that
             is not installed or that `plugins` does not name, or the weights do not fit it.
     """
-    path = _weights_of(path)
+    path = encoder_file(path)
     description = path.with_suffix(".json")
     for file in (path, description):
         if not file.is_file():
@@ -258,15 +258,9 @@ def has_frozen_norms(path: str | Path) -> bool:
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
-    described = read_description(_weights_of(path).with_suffix(".json"))
+    described = read_description(encoder_file(path).with_suffix(".json"))
     model = described["spec"].get("model")
     return isinstance(model, dict) and model.get("batch_norm") == "frozen"
-
-
-def _weights_of(path: str | Path) -> Path:
-    """The `encoder.safetensors` that a run folder, or the file itself, stands for."""
-    path = Path(path)
-    return path / "encoder.safetensors" if path.is_dir() else path
 
 
 def _check_size(spec: EncoderSpec, weights: Path) -> None:

@@ -14,9 +14,11 @@ from rich.text import Text
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import percent
+from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.files import write_json
 from orchestra_flwr.reporting.environment import environment
 
+LONGEST = 200  # bytes of a file's name; file systems take 255, a temporary file needs some more
 NAMES = {
     "knn": "kNN",
     "linear": "linear probe",
@@ -56,12 +58,13 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
 
     Args:
         folder: made where there is none.
-        name: of the file; None: the data set's.
+        name: of the file; None: the data set's, as much of it as file systems take.
 
     Raises:
         OSError: names the file, which is unchanged.
     """
-    path = folder / f"{name or results['dataset']}.json"
+    stem = os.fsencode(name or results["dataset"])[:LONGEST]
+    path = folder / f"{os.fsdecode(stem)}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, {**results, "versions": environment()})
     return path
@@ -80,7 +83,7 @@ def print_evaluation(results: Mapping[str, Any], console: Console | None = None)
     for row in _rows(results):
         table.add_row(*row)
     console = console or Console()
-    console.print(table)
+    print_whole(table, console)
     spread = f"spread of the features: {results['feature_std']:.2f} (0: collapsed; at most about 1)"
     console.out(spread, highlight=False)
 

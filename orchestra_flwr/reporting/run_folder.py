@@ -322,7 +322,8 @@ def _check_empty(path: Path, run_dir: str | None) -> None:
     except OSError as error:
         raise _no_folder(run_dir, error.strerror) from None
     if "config.yaml" in names:
-        raise ConfigError(f"run_dir={run_dir}: already holds a run (resume={run_dir} continues it)")
+        resume = shlex.quote(f"resume={run_dir}")
+        raise ConfigError(f"run_dir={run_dir}: already holds a run ({resume} continues it)")
     if names:
         raise ConfigError(f"run_dir={run_dir}: already holds files; a new run needs a new folder")
 

@@ -64,7 +64,7 @@ class Result:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # a notebook may change its folder
         if not (self.folder / "config.yaml").is_file():
             raise FileNotFoundError(f"{self.folder}: no run folder (it holds no config.yaml)")
 

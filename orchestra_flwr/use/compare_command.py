@@ -10,14 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from orchestra_flwr.config import AugmentationConfig, Config, ConfigError, encoder_file, read_run
+from orchestra_flwr.config import AugmentationConfig, Config, ConfigError, read_run
 from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import ACCURACIES, MORE_IS_BETTER, SCORE
+from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
 from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import label_free_scores
-from orchestra_flwr.files import at_home, read_json, write_json
+from orchestra_flwr.files import at_home, encoder_file, read_json, write_json
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import (
     Backbone,
@@ -69,6 +70,7 @@ def run_compare(config: CompareConfig) -> None:
         encoders = [(before, _fitting(before, after, archive, names, images)), (after, images)]
         features, scores = zip(*(_measured(config, *pair) for pair in encoders), strict=True)
         comparison = compare(features, scores, of_image, config.seed)
+        _print(comparison)  # before it is written: a full disk loses none of it
         folder = config.results
         folder.mkdir(parents=True, exist_ok=True)
         stored = {"before": config.before, "after": config.after, **comparison.as_json()}
@@ -83,7 +85,8 @@ def run_compare(config: CompareConfig) -> None:
                 queries=config.queries,
                 seed=config.seed,
             )
-    _print(comparison, folder, bool(config.queries))
+    if config.queries:
+        print(f"page: {printable(str(folder / 'comparison.html'))}")
     if before.spec.image_size != after.spec.image_size:
         print(_sizes(config, before.spec.image_size, after.spec.image_size))
 
@@ -199,7 +202,7 @@ def _measured(
     return features.cpu(), {**asdict(scores), "score": scores.score}
 
 
-def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
+def _print(comparison: Comparison) -> None:
     table = Table(box=box.MARKDOWN)
     for column in ("score", "before", "after", "difference"):
         table.add_column(column, justify="left" if column == "score" else "right")
@@ -207,12 +210,10 @@ def _print(comparison: Comparison, folder: Path, has_page: bool) -> None:
         table.add_row(TITLES[name], *_accuracy(accuracy))
     for name, (before, after) in comparison.label_free.items():
         table.add_row(TITLES[name], f"{before:.3g}", f"{after:.3g}", f"{after - before:+.3g}")
-    Console().print(table)
+    print_whole(table, Console())
     print(MORE_IS_BETTER)
     print(f"nearest neighbours in common: {100 * comparison.neighbours_in_common:.0f} %")
     print(comparison.verdict)
-    if has_page:
-        print(f"page: {printable(str(folder / 'comparison.html'))}")
 
 
 def _sizes(config: CompareConfig, before: int, after: int) -> str:

@@ -13,10 +13,9 @@ from orchestra_flwr.config import (
     PathText,
     Section,
     WithPlugins,
-    encoder_file,
     required,
 )
-from orchestra_flwr.files import at_home
+from orchestra_flwr.files import at_home, encoder_file
 
 LABELS = "a CSV with the columns path and label, or a folder with a folder of images for each class"
 

@@ -64,6 +64,16 @@ def test_streams_that_are_closed_from_the_start(work, closed):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_a_terminal_that_is_closed(work):
+    terminal, end = os.openpty()
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGHUP)\n"
+    work[2] = work[2].replace("for number", f"{program}for number")
+    with subprocess.Popen(work, stdin=end, stdout=end, stderr=end) as process:
+        os.close(end)
+        os.close(terminal)
+    assert process.returncode == 7
+
+
 def test_a_full_disk_below_the_output_is_said_once(work):
     command = ["sh", "-c", '"$@" >/dev/full', "sh", *work]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,6 +13,7 @@ from orchestra_flwr.experiments.planning.plan import make_plan, read_plans
 from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
 from orchestra_flwr.experiments.sweep import Job, jobs_of, run_jobs, run_plan
+from orchestra_flwr.folder_lock import locked
 
 
 @pytest.fixture
@@ -415,6 +417,32 @@ def test_what_another_command_has_done_meanwhile_is_not_done_again(tmp_path):
     assert not (tmp_path / "logs" / "complete.log").exists()
     assert printed(tmp_path, "begun") == ["resumed"]
     assert printed(tmp_path, "missing") == ["as it was"]
+
+
+def test_a_run_that_another_command_makes_is_waited_for(tmp_path):
+    """It holds one folder from the start, and takes the other while the run's process starts."""
+    said, other = [], ExitStack()
+    for name in ("held", "taken"):
+        (tmp_path / name).mkdir()
+    other.enter_context(locked(tmp_path / "held"))
+
+    def announce(line):
+        said.append(line)
+        if line == "[2/2] started: taken":
+            other.enter_context(locked(tmp_path / "taken"))
+        if line == "[2/2] another command runs it: taken":
+            other.close()
+
+    refused, resumed = [python("raise SystemExit(2)")], [python("print('resumed')")]
+    states = [Job("taken", refused), Job("taken", resumed, was_begun=True)]
+    jobs = [
+        Job("held", refused.copy(), refresh=lambda: None),
+        Job("taken", refused.copy(), refresh=lambda: states.pop(0)),
+    ]
+    assert sweep(tmp_path, *jobs, announce=announce) == []
+    assert said[0] == "[1/2] another command runs it: held"
+    assert said[3] == "[1/2] completed meanwhile: held"
+    assert said[4] == "[2/2] resumed: taken" and printed(tmp_path, "taken") == ["resumed"]
 
 
 def test_a_job_looks_again_at_what_its_run_needs(tmp_path):

@@ -186,6 +186,14 @@ def test_missing_files_are_named(tmp_path, encoder):
         orchestra_flwr.load_encoder(tmp_path)
 
 
+def test_the_path_may_be_at_home_and_is_that_of_the_weights(tmp_path, encoder, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_encoder(tmp_path / "encoder.safetensors", encoder)
+    assert orchestra_flwr.load_encoder("~").spec == encoder.spec
+    with pytest.raises(FileNotFoundError, match=r"json/encoder\.safetensors: no such file"):
+        orchestra_flwr.load_encoder(tmp_path / "encoder.json")
+
+
 def test_weights_of_another_model_are_refused(tmp_path, encoder):
     save_encoder(tmp_path / "encoder.safetensors", encoder)
     description = json.loads((tmp_path / "encoder.json").read_text())

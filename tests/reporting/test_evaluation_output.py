@@ -71,7 +71,14 @@ def test_accuracies_are_a_table_and_their_spread_is_below_it():
     assert lines[-1] == "spread of the features: 0.50 (0: collapsed; at most about 1)"
 
 
+def test_the_name_of_a_file_is_no_longer_than_disks_take(tmp_path):
+    for name in ("photos", "x" * 250, "é" * 125, "🙂" * 62):
+        file = write_evaluation(tmp_path, {**RESULTS, "dataset": name})
+        assert json.loads(file.read_text())["dataset"] == name
+        assert name.startswith(file.stem[:49])
+
+
 def test_a_folder_of_any_name_is_printed_as_it_is_named():
     output, name = StringIO(), "photos [old] 10:on:2"  # what rich takes for markup and an emoji
-    print_evaluation({**RESULTS, "dataset": name}, Console(file=output, width=80))
+    print_evaluation({**RESULTS, "dataset": name}, Console(file=output, width=20))
     assert f"| {name}, target" in output.getvalue()

@@ -49,13 +49,14 @@ def test_run_dir_may_be_new_or_empty(config, tmp_path):
 
 
 def test_a_run_is_never_written_over(config, tmp_path):
-    mine = config.model_copy(update={"run_dir": str(tmp_path / "run")})
+    mine = config.model_copy(update={"run_dir": str(tmp_path / "a run")})
     RunFolder.create(mine).append_metrics({"round": 1})
     before = contents(tmp_path)
     with pytest.raises(ConfigError) as caught:
         RunFolder.create(mine.model_copy(update={"seed": 1}))
-    path = tmp_path / "run"
-    assert str(caught.value) == f"run_dir={path}: already holds a run (resume={path} continues it)"
+    path = tmp_path / "a run"
+    how = f"'resume={path}' continues it"  # in a shell, too
+    assert str(caught.value) == f"run_dir={path}: already holds a run ({how})"
     assert contents(tmp_path) == before
 
 

@@ -40,7 +40,10 @@ def rows(out):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_two_encoders_of_different_kinds_with_class_folders(run, other, photos, command):
+def test_two_encoders_of_different_kinds_with_class_folders(
+    run, other, photos, command, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "20")  # of a narrow terminal, which cuts nothing off
     code, out, err = command(f"before={other}", f"after={run}", f"images={photos}",
                              "labels=folders", "queries=5")  # fmt: skip
     assert code == 0, err
@@ -73,6 +76,17 @@ def test_the_page_has_neighbours_side_by_side_and_needs_no_network(run, other, p
     framed = re.findall(r'class="picture s\d+ other"[^>]*aria-label="(\w+)/', page)
     unframed = re.findall(r'class="picture s\d+"[^>]*aria-label="(\w+)/', page)
     assert len(framed) + len(unframed) == 4 * 13
+
+
+def test_a_full_disk_loses_no_scores(run, other, photos, command, monkeypatch):
+    def disk_is_full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    code, out, err = command(f"before={other}", f"after={run}", f"images={photos}")
+    assert code == 1 and "No space left" in err and "comparison.json" in err
+    assert "nearest neighbours in common" in out and "page:" not in out
+    assert "effective rank" in [row[0] for row in rows(out)]
 
 
 def test_a_name_that_is_not_utf_8_is_shown_escaped(run, other, photos, command, tmp_path):

@@ -190,7 +190,7 @@ def test_years_and_encoders_have_results_of_their_own(run, photos, command):
         ([], "run: must be given"),
         (["run={run}"], "images: must be given"),
         (["run=none", "images={photos}"], "run=none: none/encoder.safetensors: no such file"),
-        (["run={run}", "images=none"], "images=none: does not exist"),
+        (["run={run}", "images=none"], "images=none: does not exist, as seen"),
         (["run={run}", "images=~nobody-of-this-name/x"], "images=~nobody-of-this-name/x: does not"),
         (["run=~nobody-of-this-name/x", "images={photos}"], "run=~nobody-of-this-name/x: "),
         (["run={run}", "images={run}"], "holds no images"),

@@ -67,7 +67,8 @@ class Archive(AbstractContextManager["Archive"]):
                 os.scandir(root).close()  # an error if it may not be read
                 return
         except FileNotFoundError:
-            raise wrong_root(root, "does not exist", key) from None
+            whence = "" if root.is_absolute() else ", as seen from the current folder"
+            raise wrong_root(root, f"does not exist{whence}", key) from None
         except (OSError, ValueError) as error:
             raise wrong_root(root, f"cannot be read ({_cause(error)})", key) from None
         if not stat.S_ISREG(mode):  # a device or a pipe may never end

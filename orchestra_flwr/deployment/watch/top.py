@@ -1,6 +1,7 @@
 """`orchestra-top`: how a server or client is doing, on a terminal; the check of an audit log."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -59,6 +60,7 @@ def run_top(config: TopConfig) -> None:
     if config.once:
         console.print(shown)
         return
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # without its terminal nobody can stop it
     with Live(shown, console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             time.sleep(config.seconds)
