@@ -42,6 +42,7 @@ def embed(run: Run) -> Embedding:
     file = run.folder / FILE
     if stored := _stored(file):
         return stored
+    digest = saved_weights(run.folder)  # first: a run that goes on may replace the encoder
     encoder = load_encoder(run.folder)
     test = load_dataset(run.config.data).test
     if test is None or test.labels is None:
@@ -58,7 +59,7 @@ def embed(run: Run) -> Embedding:
         "points": np.round(points, 4).tolist(),
         "labels": embedding.labels.tolist(),
         "classes": list(embedding.classes),
-        "weights_sha256": saved_weights(run.folder),
+        "weights_sha256": digest,
     }
     write_atomically(file, (json.dumps(values) + "\n").encode())
     return embedding

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml
+from orchestra_flwr.experiments.results import embedding
 from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.runs import read_run
 from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder, save_encoder
@@ -24,10 +25,10 @@ def run(tmp_path, tiny):
 
 def test_a_saved_encoder_sees_its_test_images_once(run):
     saved = run()
-    embedding = embed(saved)
-    assert embedding.points.shape == (40, 2)
-    assert np.bincount(embedding.labels).tolist() == [4] * 10
-    assert embedding.classes == tuple("0123456789")
+    embedded = embed(saved)
+    assert embedded.points.shape == (40, 2)
+    assert np.bincount(embedded.labels).tolist() == [4] * 10
+    assert embedded.classes == tuple("0123456789")
     stored = json.loads((saved.folder / "embedding.json").read_text())
     stored["points"][0] = [7, 7]
     (saved.folder / "embedding.json").write_text(json.dumps(stored))
@@ -69,6 +70,21 @@ def test_images_that_an_encoder_does_not_tell_apart_have_places(run):
 def test_a_single_image_has_a_place(run):
     saved = run("data.test_limit=1")
     assert np.isfinite(embed(saved).points).all() and embed(saved).points.shape == (1, 2)
+
+
+def test_points_are_of_the_weights_that_made_them(run, monkeypatch):
+    """The run saves other weights meanwhile."""
+    saved = run()
+
+    def placed(features, seed):
+        torch.manual_seed(1)
+        run()
+        return np.zeros((len(features), 2))
+
+    monkeypatch.setattr(embedding, "place_images", placed)
+    embed(saved)
+    monkeypatch.undo()
+    assert embed(saved).points.any()
 
 
 def test_missing_images_are_refused(run, tmp_path):
