@@ -19,6 +19,7 @@ COUNTS_PER_SUM = 20  # how much more precise a level's counts are than the sums,
 MAX_ALPHA = 2.0**30
 MAX_REFINEMENT = 64  # of a grid, beyond what the weakest noise of the releases needs
 MAX_STEPS = 2**14  # of eight grid points each, up to the loss of all releases together
+MAX_POINTS = 2**17  # of a grid, up to the mean loss of a Gaussian mechanism
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,13 @@ def _losses(releases: Mapping[ClusteringMechanism, int]) -> Any:
     most = precision / 2 + sum(m.count_noise * (m.depth + 1) * n for m, n in releases.items())
     finest = max(max(losses) / MAX_REFINEMENT, most / MAX_STEPS)
     grid = max(min(losses), min(max(losses), finest)) / 8
-    total = pld.from_gaussian_mechanism(
-        1 / math.sqrt(precision), value_discretization_interval=grid
+    # A Gaussian is the composition of several weaker ones. Its distribution is computed from minus
+    # to plus its mean loss, though nearly all of it lies near the mean: these reach far less far.
+    parts = math.ceil(precision / 2 / grid / MAX_POINTS)
+    part = pld.from_gaussian_mechanism(
+        math.sqrt(parts / precision), value_discretization_interval=grid
     )
+    total = part.self_compose(parts) if parts > 1 else part
     # A fixed order: sums of floats must not depend on the order of a set.
     for mechanism, times in sorted(releases.items(), key=lambda item: astuple(item[0])):
         counts = pld.from_discrete_laplace_mechanism(

@@ -16,6 +16,7 @@ class AskedClients:
 
     round: RoundNumber
     clients: tuple[str, ...]
+    made_with: str = ""  # what decides the features, where clients replay; earlier versions: ""
 
 
 class ServerLedger:
@@ -28,8 +29,8 @@ class ServerLedger:
         mechanism: the noise of one release.
         delta: of the epsilon of all releases of a client together.
         total_epsilon: what these may cost; None: anything.
-        replays: whether a round that is repeated after a crash draws the same noise for the same
-            features, and so releases nothing new. Real clients draw fresh noise.
+        replays: whether a round that is repeated with the same model draws the same noise, and so
+            releases nothing new. Real clients draw fresh noise.
 
     Raises:
         ConfigError: the record cannot be read or is damaged.
@@ -53,31 +54,36 @@ class ServerLedger:
     @property
     def counts(self) -> dict[str, int]:
         """Releases so far by the client's name, in the order in which they were first asked."""
-        releases = [(entry.round, name) for entry in self._record.entries for name in entry.clients]
+        entries = self._record.entries
+        releases = [(e.round, e.made_with, name) for e in entries for name in e.clients]
         if self._replays:
             releases = list(dict.fromkeys(releases))
-        return dict(Counter(name for _, name in releases))
+        return dict(Counter(name for *_, name in releases))
 
     def spent(self) -> float:
         """The epsilon of the client that spent most; 0 before any release."""
         return self._cost(max(self.counts.values(), default=0))
 
-    def exhausted(self, names: Collection[str], round_: int) -> set[str]:
+    def exhausted(self, names: Collection[str], round_: int, made_with: str = "") -> set[str]:
         """Those of `names` that would exceed the total epsilon by a release in `round_`."""
         counts, total = self.counts, self._total_epsilon
         if total is None:
             return set()
-        asked = (e.clients for e in self._record.entries if self._replays and e.round == round_)
+        entries = self._record.entries if self._replays else ()
+        asked = (e.clients for e in entries if (e.round, e.made_with) == (round_, made_with))
         repeated = {name for clients in asked for name in clients}
         return {n for n in names if n not in repeated and self._cost(counts.get(n, 0) + 1) > total}
 
-    def ask(self, round_: int, names: Collection[str]) -> None:
+    def ask(self, round_: int, names: Collection[str], made_with: str = "") -> None:
         """Records that these clients are about to release.
+
+        Args:
+            made_with: what decides their features, of which the model is a part.
 
         Raises:
             OSError: the line cannot be written; then no client may be asked.
         """
-        self._record.append(AskedClients(round_, tuple(names)))
+        self._record.append(AskedClients(round_, tuple(names), made_with))
 
     def metrics(self) -> dict[str, Any]:
         """For metrics and summary: the epsilon of the client that spent most, and all counts."""

@@ -65,7 +65,7 @@ def test_files_of_earlier_versions_are_read_and_continued(file, kind, line):
     record.append(first)
     *old, new = file.read_text().splitlines()
     assert old == [line, line]
-    assert {k: v for k, v in json.loads(new).items() if k != "digest"} == json.loads(line)
+    assert json.loads(new).items() > json.loads(line).items()
     assert ReleaseRecord(file, kind).entries == (first,) * 3
     written(file, line, new)
     with pytest.raises(ConfigError, match="line 2: no record of a release"):

@@ -48,6 +48,15 @@ def test_a_repeated_round_counts_once_where_it_draws_the_same_noise(open_ledger)
     assert open_ledger(replays=False).counts == {"a": 2}
 
 
+def test_a_round_that_is_repeated_with_another_model_counts_again(open_ledger):
+    for model in ("one", "other", "one"):
+        open_ledger().ask(3, ["a"], model)
+    ledger = open_ledger(total_epsilon=1.5)  # one release costs 1
+    assert ledger.counts == {"a": 2}
+    assert ledger.exhausted(["a"], 3, "other") == set()
+    assert ledger.exhausted(["a"], 3, "third") == {"a"}
+
+
 @pytest.mark.parametrize("replays", [True, False])
 def test_who_was_asked_in_one_attempt_of_a_round_only_has_released(open_ledger, replays):
     """A round that is repeated with another cohort does not undo the first attempt."""

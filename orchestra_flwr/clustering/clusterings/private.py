@@ -1,5 +1,6 @@
 """Differentially private centroids of all of a client's images."""
 
+import hashlib
 from typing import ClassVar
 
 import torch
@@ -104,11 +105,15 @@ class Private(Clustering):
         privacy, features = self._privacy, self._features
         assert privacy.epsilon is not None and features is not None
         self._features = None
+        # A simulation may repeat a round with another model: with the same noise, the difference
+        # of the two releases would have none.
+        made_of = features.cpu().numpy().data
+        key = hashlib.blake2b(made_of, key=seed.noise_key(), digest_size=32).digest()
         centroids = private_clustering(
             features,
             self.settings.local_clusters,
             calibrate(privacy.epsilon, privacy.delta),
-            seed.noise_key(),
+            key,
             k_min=self.k_min,
             dimensions=privacy.dimensions,
         )

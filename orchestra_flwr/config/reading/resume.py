@@ -72,8 +72,6 @@ def resumed(
         path = key.split(".")
         new, old = plain(OmegaConf.select(composed, key)), value_at(saved, path)
         if within(key, RESUME_MAY_CHANGE):
-            if composed.resume_round is not None and new != old:
-                _check_repeated_noise(run, key, new, old)
             _set(saved, path, new)
         elif key == MAY_GROW and new != old:
             _check_growth(run, new, old)
@@ -116,19 +114,6 @@ def _check_growth(run: Any, new: Any, old: Any) -> None:
         raise ConfigError(
             f"{MAY_GROW}={new}: the learning rates of schedule={run.schedule.name} were those for "
             f"{MAY_GROW}={old}; a new run can begin with its encoder (init={run.run_dir or '...'})"
-        )
-
-
-def _check_repeated_noise(run: Any, key: str, new: Any, old: Any) -> None:
-    """Refuses to go back to other releases in a simulation, which draws a round's noise once.
-
-    Real clients draw it afresh, and the ledger counts a round that they repeat once more.
-    """
-    decides = key == "device" or key.removeprefix("federation.") in OF_WAITING
-    if decides and run.privacy.epsilon is not None and run.federation.min_clients is None:
-        raise ConfigError(
-            f"{key}={new}: must stay {old} with resume_round in a simulation with privacy.epsilon: "
-            "repeated rounds have the same noise, so the difference of two releases has none"
         )
 
 

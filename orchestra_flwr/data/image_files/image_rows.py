@@ -294,4 +294,6 @@ def _facts(rows: Rows) -> list[Any]:
 
 
 def _is_hidden(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.strip()
     return not isinstance(value, list) and value in HIDDEN

@@ -107,7 +107,8 @@ def _takers(row: Indices, share: Shares, mean_size: float) -> Indices:
     for least in (max(1, np.ceil(HELD_SHARE * mean_size)), 1):
         if (row >= least).any():
             return np.flatnonzero(row >= least)
-    return np.flatnonzero(share >= share.mean())
+    # The mean of equal shares may be a little more than each of them.
+    return np.flatnonzero(share >= min(share.mean(), share.max()))
 
 
 def _fill_empty(parts: list[Indices]) -> list[Indices]:

@@ -14,10 +14,11 @@ from orchestra_flwr.data import balanced_subset, load_dataset
 from orchestra_flwr.experiments.results.runs import Run, is_of_saved_weights, saved_weights
 from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.models import extract_features, load_encoder
+from orchestra_flwr.use.image_map import place_images
 
 FILE = "embedding.json"  # in the run folder; once it is made, the images are no longer needed
 MAX_IMAGES = 2000  # more would be slow, and hide each other
-PERPLEXITY = 30
+SEED = 0  # of t-SNE
 
 
 class Embedding(NamedTuple):
@@ -29,10 +30,10 @@ class Embedding(NamedTuple):
 
 
 def embed(run: Run) -> Embedding:
-    """The t-SNE embedding (van der Maaten & Hinton, 2008) of a run's test images.
+    """Where a run's test images lie by t-SNE of their backbone features (:func:`place_images`).
 
-    At most 2,000 images in equal shares of the classes, L2-normalised backbone features. The result
-    is stored in the run folder and read back as long as the run saves the same weights.
+    At most 2,000 images in equal shares of the classes. The result is stored in the run folder, and
+    read back as long as the run saves the same weights.
 
     Raises:
         ConfigError: the run's images are missing, or no test images have labels.
@@ -41,6 +42,7 @@ def embed(run: Run) -> Embedding:
     file = run.folder / FILE
     if stored := _stored(file):
         return stored
+    digest = saved_weights(run.folder)  # first: a run that goes on may replace the encoder
     encoder = load_encoder(run.folder)
     test = load_dataset(run.config.data).test
     if test is None or test.labels is None:
@@ -50,14 +52,14 @@ def embed(run: Run) -> Embedding:
         torch.from_numpy(balanced_subset(test.labels.numpy(), len(test), MAX_IMAGES))
     )
     features = extract_features(encoder, chosen.images, run.config.evaluation.batch_size)
-    points = project(torch.nn.functional.normalize(features, dim=1).numpy())
+    points = place_images(features, SEED)
     assert chosen.labels is not None
     embedding = Embedding(points, chosen.labels.numpy(), chosen.classes)
     values = {
-        "points": np.round(points, 3).tolist(),
+        "points": np.round(points, 4).tolist(),
         "labels": embedding.labels.tolist(),
         "classes": list(embedding.classes),
-        "weights_sha256": saved_weights(run.folder),
+        "weights_sha256": digest,
     }
     write_atomically(file, (json.dumps(values) + "\n").encode())
     return embedding
@@ -72,12 +74,3 @@ def _stored(file: Path) -> Embedding | None:
         if labels.shape == points.shape[:1] and is_of_saved_weights(file, read, file.parent):
             return Embedding(points, labels, classes)
     return None
-
-
-def project(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """t-SNE of (n, d) features to (n, 2), started from principal components; deterministic."""
-    from sklearn.manifold import TSNE  # takes a second to import
-
-    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
-    tsne = TSNE(n_components=2, init="pca", perplexity=perplexity, random_state=0)
-    return np.asarray(tsne.fit_transform(features), dtype=np.float64)

@@ -27,7 +27,8 @@ class TrimmedMean(RobustAggregation):
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
         """The mean of what lies between; `trim` is rounded up, but at least one value remains."""
         count = len(states)
-        trimmed = min(ceil(self.settings.trim * count), (count - 1) // 2)
+        # In floats .07 * 100 is a little more than 7.
+        trimmed = min(ceil(round(self.settings.trim * count, 6)), (count - 1) // 2)
 
         def trimmed_mean(block: np.ndarray) -> np.ndarray:
             block.sort(axis=0)

@@ -45,6 +45,7 @@ from orchestra_flwr.federation.server.run_records import (
 )
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
+from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
 from orchestra_flwr.models import Backbone, tensors_sha256
 from orchestra_flwr.reporting import (
@@ -110,7 +111,7 @@ class FederationRun:
             config,
             self.release,
             folder.checkpoint,
-            replays=members.is_simulated,
+            made_with=self._made_with if members.is_simulated else None,
             signed=members.verify is not None,
             message=progress.message,
         )
@@ -142,6 +143,11 @@ class FederationRun:
         self.messages = RoundMessages(
             self.grid, self.federation, members, folder, progress, self.timeline, self.work
         )
+
+    def _made_with(self) -> str:
+        """The model that clients are sent, and the device on which they make features by it."""
+        state = self.models.shared(self.models.first)
+        return f"{fingerprint_of(state.tobytes())} on {self.config.device}"
 
     def _trackers(self) -> Trackers:
         identity = run_id(self.folder.checkpoint) if self.config.logging.trackers else ""

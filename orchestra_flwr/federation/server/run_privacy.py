@@ -26,7 +26,9 @@ class RunPrivacy:
     release: Release | None  # what clients contribute beside their state; None: nothing
     folder: Path  # of the checkpoint, where the secret and the ledger are
     _: KW_ONLY
-    replays: bool  # whether a client that repeats a round returns the same bits
+    # Says what decides simulated clients' features; None: real ones, with fresh noise in a round
+    # that they repeat
+    made_with: Callable[[], str] | None
     signed: bool  # whether clients have registered keys, and sign with them
     message: Callable[[str], None]  # shows a line to a person
 
@@ -46,12 +48,14 @@ class RunPrivacy:
                 self.release.mechanism,
                 delta=privacy.delta,
                 total_epsilon=privacy.total_epsilon,
-                replays=self.replays,
+                replays=self.made_with is not None,
             )
 
     def exhausted(self, clients: Collection[str], round_: int) -> frozenset[str]:
         """Those of the clients that have spent `privacy.total_epsilon`."""
-        return frozenset(self._ledger.exhausted(clients, round_) if self._ledger else ())
+        if self._ledger is None:
+            return frozenset()
+        return frozenset(self._ledger.exhausted(clients, round_, self._made_with))
 
     def before(self, round_: Round) -> None:
         """Records what a round may release before anybody is asked, and warns where it must.
@@ -65,7 +69,7 @@ class RunPrivacy:
             return
         spent = [client for client in round_.cohort if client in round_.exhausted]
         asked = [client for client in round_.cohort if client not in round_.exhausted]
-        self._ledger.ask(round_.number, asked)
+        self._ledger.ask(round_.number, asked, self._made_with)
         if spent:
             self.message(
                 f"round {round_.number}: {len(spent)} of {len(round_.cohort)} clients have spent "
@@ -99,6 +103,10 @@ class RunPrivacy:
         if self._ledger:
             entries["epsilon_spent"] = self._ledger.spent()
         return entries
+
+    @property
+    def _made_with(self) -> str:
+        return self.made_with() if self.made_with else ""
 
     @property
     def _mode(self) -> dict[str, str]:

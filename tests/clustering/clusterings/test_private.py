@@ -47,6 +47,21 @@ def test_a_private_release_hides_an_image_with_all_its_copies(tiny, monkeypatch)
     assert torch.equal(*seen)
 
 
+def test_other_features_get_other_noise(tiny, monkeypatch):
+    """With the same noise, the difference of two releases would be that of the features."""
+    keys = []
+    monkeypatch.setattr(
+        "orchestra_flwr.clustering.clusterings.private.private_clustering",
+        lambda features, clusters, mechanism, key, **_: keys.append(key) or features[:0],
+    )
+    method = build_method(tiny("clustering=private", "privacy.epsilon=2"), 1).train()
+    for _ in range(2):
+        released(method, pictures(5))
+    next(method.target_projector.parameters()).data += 1e-3
+    released(method, pictures(5))
+    assert keys[0] == keys[1] != keys[2] and {*map(len, keys)} == {32}
+
+
 def test_private_centroids_see_every_image_once_and_alone(tiny, monkeypatch):
     """All images, not a memory; no image moves the feature of another; the state stays."""
     seen = []

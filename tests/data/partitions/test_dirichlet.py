@@ -70,6 +70,12 @@ def test_clients_of_the_published_split_are_equal_in_size():
     assert max(sizes) <= 501
 
 
+@pytest.mark.parametrize("count", [52, 55, 100])
+def test_as_many_clients_as_images_of_one_class_get_one_each(count):
+    parts = partition(_dirichlet(0.1), torch.zeros(count, dtype=torch.int64), count, count, 0)
+    assert sorted(part.tolist() for part in parts) == [[image] for image in range(count)]
+
+
 def test_a_client_gets_a_run_of_each_class_in_file_order():
     labels = _balanced_labels(10, 5000)
     starts = {}

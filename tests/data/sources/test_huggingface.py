@@ -179,6 +179,13 @@ def test_a_missing_word_is_no_class(config, saved):
     assert dataset.train.classes == ("x", "y", "z") and dataset.test.labels.tolist() == [0]
 
 
+def test_an_empty_text_is_no_class(config, saved):
+    folder = saved(train=split(4, breed=["x", "", "y", " "]), test=split(2, breed=["", "y"]))
+    dataset = load_dataset(config(folder, label="breed"))
+    assert dataset.train.classes == ("x", "y") and dataset.test.labels.tolist() == [1]
+    assert dataset.train.labels.tolist() == [0, UNLABELLED, 1, UNLABELLED]
+
+
 def test_a_whole_number_below_zero_is_no_class(config, saved):
     """As in columns that name their classes; a text "-1" is one."""
 

@@ -5,21 +5,10 @@ import pytest
 import torch
 
 from orchestra_flwr.config import ConfigError, config_to_yaml
-from orchestra_flwr.experiments.results.embedding import embed, project
+from orchestra_flwr.experiments.results import embedding
+from orchestra_flwr.experiments.results.embedding import embed
 from orchestra_flwr.experiments.results.runs import read_run
-from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
-
-
-def test_neighbours_stay_neighbours_and_the_result_is_always_the_same():
-    rng = np.random.default_rng(0)
-    features = np.concatenate([rng.normal(size=(15, 8)) + 20 * side for side in (0, 1)])
-    points = project(features.astype(np.float32))
-    assert points.shape == (30, 2)
-    distance = np.linalg.norm(points[:, None] - points[None], axis=2)
-    np.fill_diagonal(distance, np.inf)
-    nearest = distance.argmin(axis=1)
-    assert ((nearest < 15) == (np.arange(30) < 15)).all()
-    assert np.array_equal(points, project(features.astype(np.float32)))
+from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder, save_encoder
 
 
 @pytest.fixture
@@ -36,10 +25,10 @@ def run(tmp_path, tiny):
 
 def test_a_saved_encoder_sees_its_test_images_once(run):
     saved = run()
-    embedding = embed(saved)
-    assert embedding.points.shape == (40, 2)
-    assert np.bincount(embedding.labels).tolist() == [4] * 10
-    assert embedding.classes == tuple("0123456789")
+    embedded = embed(saved)
+    assert embedded.points.shape == (40, 2)
+    assert np.bincount(embedded.labels).tolist() == [4] * 10
+    assert embedded.classes == tuple("0123456789")
     stored = json.loads((saved.folder / "embedding.json").read_text())
     stored["points"][0] = [7, 7]
     (saved.folder / "embedding.json").write_text(json.dumps(stored))
@@ -66,6 +55,36 @@ def test_points_of_other_weights_are_made_anew(run):
     run()  # saves other weights
     second = embed(read_run(folder))
     assert not np.array_equal(first.points, second.points)
+
+
+def test_images_that_an_encoder_does_not_tell_apart_have_places(run):
+    """t-SNE of features that are all the same ends the whole process (a segmentation fault)."""
+    saved = run()
+    encoder = load_encoder(saved.folder)
+    for weight in encoder.parameters():
+        weight.zero_()
+    save_encoder(saved.folder / "encoder.safetensors", encoder, backbone="target")
+    assert np.isfinite(embed(saved).points).all()
+
+
+def test_a_single_image_has_a_place(run):
+    saved = run("data.test_limit=1")
+    assert np.isfinite(embed(saved).points).all() and embed(saved).points.shape == (1, 2)
+
+
+def test_points_are_of_the_weights_that_made_them(run, monkeypatch):
+    """The run saves other weights meanwhile."""
+    saved = run()
+
+    def placed(features, seed):
+        torch.manual_seed(1)
+        run()
+        return np.zeros((len(features), 2))
+
+    monkeypatch.setattr(embedding, "place_images", placed)
+    embed(saved)
+    monkeypatch.undo()
+    assert embed(saved).points.any()
 
 
 def test_missing_images_are_refused(run, tmp_path):

@@ -45,6 +45,13 @@ def test_a_trimmed_mean_by_hand():
     np.testing.assert_array_equal(combined(TrimmedMean, [[1], [3]], trim=0.4), [2])
 
 
+def test_a_trimmed_share_that_is_whole_is_not_rounded_up():
+    """In floats .28 * 25 is more than 7, and an eighth client at each end was left out."""
+    states = [[number**2] for number in range(25)]
+    expected = np.mean(states[7:-7])
+    np.testing.assert_allclose(combined(TrimmedMean, states, trim=0.28), expected, rtol=1e-6)
+
+
 def test_a_median_by_hand():
     np.testing.assert_array_equal(combined(Median, [[1, 9], [2, -9], [1e30, 3]]), [2, 3])
     np.testing.assert_array_equal(combined(Median, [[1], [2], [4], [1e30]]), [3])

@@ -98,7 +98,7 @@ def test_noise_that_does_not_fit_ends_the_run_in_one_line(tiny, federate):
 def test_the_first_lines_say_what_the_server_sees(tiny, tmp_path):
     said = []
     for config in (tiny(*NOISY), tiny(*SECURE), tiny(*SIMCLR)):
-        RunPrivacy(config, None, tmp_path, replays=True, signed=True, message=said.append)
+        RunPrivacy(config, None, tmp_path, made_with=None, signed=True, message=said.append)
     assert said == [
         "secure aggregation: the server sees sums of updates alone (noise: a share of each client; "
         "keys: signed)",
