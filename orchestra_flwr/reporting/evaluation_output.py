@@ -18,7 +18,7 @@ from orchestra_flwr.console.whole_table import print_whole
 from orchestra_flwr.files import write_json
 from orchestra_flwr.reporting.environment import environment
 
-LONGEST = 200  # bytes of a file's name; file systems take 255, a temporary file needs some more
+MAX_NAME = 200  # bytes of a file's name; file systems take 255, a temporary file needs some more
 NAMES = {
     "knn": "kNN",
     "linear": "linear probe",
@@ -63,7 +63,7 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
     Raises:
         OSError: names the file, which is unchanged.
     """
-    stem = os.fsencode(name or results["dataset"])[:LONGEST]
+    stem = os.fsencode(name or results["dataset"])[:MAX_NAME]
     path = folder / f"{os.fsdecode(stem)}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, {**results, "versions": environment()})

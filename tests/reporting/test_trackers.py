@@ -127,7 +127,7 @@ class FromWandb:
     """What is in the files that `wandb sync` would send."""
 
     def __init__(self, folder):
-        self.numbers, self.completed = {}, None
+        self.numbers, self.completed, self.has_axis = {}, None, False
         for file in sorted(folder.glob("wandb/offline-run-*/run-abc.wandb")):
             for record in finished_records(file):
                 self._read(record)
@@ -141,12 +141,17 @@ class FromWandb:
             config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
             self.seed = config.get("seed", getattr(self, "seed", None))
         elif record.HasField("history"):
-            step = record.history.step.num
-            for item in record.history.item:
-                key = "/".join(item.nested_key) or item.key
+            values = {
+                "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            step = values.pop("round")
+            for key, value in values.items():
                 if not key.startswith(("_", "curves")):
-                    pairs = self.numbers.setdefault(key, [])
-                    pairs.append((step, json.loads(item.value_json)))
+                    self.numbers.setdefault(key, []).append((step, value))
+        elif record.HasField("metric") and record.metric.glob_name == "*":
+            assert record.metric.step_metric == "round"
+            self.has_axis = True
         elif record.HasField("exit"):
             self.completed = record.exit.exit_code == 0
 
@@ -184,6 +189,18 @@ def test_a_run_that_is_stopped_is_one_run_when_it_is_resumed(tracked, tracker):
     assert logged.completed
 
 
+def test_rounds_that_are_repeated_are_kept(tracked, tracker):
+    """As after `resume_round=`. wandb drops what is logged at an earlier one of its own steps."""
+    opened, folder = tracked
+    with opened() as trackers:
+        for number in (1, 2, 1):
+            trackers.add(number, RECORD)
+        trackers.finish(2, {}, folder)
+    logged = READERS[tracker](folder)
+    assert sorted(step for step, _ in logged.numbers["loss/total"]) == [1, 1, 2]
+    assert getattr(logged, "has_axis", True)
+
+
 def test_a_number_may_have_any_name(tracked, tracker):
     """With a letter that a tracker lacks, as a model or node may have one."""
     opened, folder = tracked
@@ -210,7 +227,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch
         trackers.add(2, RECORD)
         (one,) = asked
         one.close(False)
-    assert lines == [f"logging.{tracker}: no space left on device; tried again in an hour"]
+    assert lines == [f"logging.{tracker}: no space left on device; nothing is logged there for an hour"]
 
 
 def test_a_tracker_that_failed_is_tried_again(tracked, tracker, monkeypatch):

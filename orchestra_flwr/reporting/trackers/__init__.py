@@ -17,8 +17,8 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import Room
 
 ROOM = Room("orchestra_flwr.reporting.trackers", "Tracker")
-# Values of single clients, whose names are nobody else's business.
 AGAIN_SECONDS = 3600.0  # after a failure; the library itself may have tried for minutes
+# Values of single clients, whose names are nobody else's business.
 BY_CLIENT = re.compile(r"(release/clients|releases|members)/")
 
 
@@ -133,7 +133,7 @@ class Trackers:
                 action(tracker)
             except Exception as error:  # whatever the library raises: the run is worth more
                 self._again[name] = time.monotonic() + AGAIN_SECONDS
-                self._message(f"logging.{name}: {_reason(error)}; tried again in an hour")
+                self._message(f"logging.{name}: {_reason(error)}; nothing is logged there for an hour")
 
 
 def _reason(error: Exception) -> str:

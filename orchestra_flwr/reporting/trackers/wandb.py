@@ -30,14 +30,16 @@ class WeightsAndBiases(Tracker):
             dir=str(run.folder),
             settings=wandb.Settings(silent=True, x_disable_stats=True, disable_git=True),
         )
+        # wandb's own steps only grow, and it drops the rounds that a run repeats.
+        self._run.define_metric("*", step_metric="round")
 
     def numbers(self, round: int, numbers: Mapping[str, float]) -> None:
-        """All in one step."""
-        self._run.log(dict(numbers), step=round)
+        """All beside the round, which is the axis of their charts."""
+        self._run.log({**numbers, "round": round})
 
     def picture(self, file: Path, round: int) -> None:
         """As an image of that name."""
-        self._run.log({file.stem: self._image(str(file))}, step=round)
+        self._run.log({file.stem: self._image(str(file)), "round": round})
 
     def close(self, completed: bool) -> None:
         """Sends what is left; a run that was stopped or has failed is marked as failed."""
