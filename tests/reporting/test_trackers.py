@@ -227,7 +227,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tracked, tracker, monkeypatch
         trackers.add(2, RECORD)
         (one,) = asked
         one.close(False)
-    assert lines == [f"logging.{tracker}: no space left on device; nothing is logged there for an hour"]
+    assert lines == [f"logging.{tracker}: no space left on device; not logged for an hour"]
 
 
 def test_a_tracker_that_failed_is_tried_again(tracked, tracker, monkeypatch):

@@ -133,7 +133,7 @@ class Trackers:
                 action(tracker)
             except Exception as error:  # whatever the library raises: the run is worth more
                 self._again[name] = time.monotonic() + AGAIN_SECONDS
-                self._message(f"logging.{name}: {_reason(error)}; nothing is logged there for an hour")
+                self._message(f"logging.{name}: {_reason(error)}; not logged for an hour")
 
 
 def _reason(error: Exception) -> str:
