@@ -3,15 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestra_flwr.console.text import ACCURACIES, lookup, percent
+from orchestra_flwr.console.text import ACCURACIES, counted, lookup, percent
 
 SPREADS = {"feature_std": "feature_std", "effective_rank": "effective rank"}
 COLLAPSED = 0.5  # of what it was before training
 MIN_ROUNDS = 3  # after which a loss should have left chance
+# Steps of training, before which some of BatchNorm's averages is still what they began with (5 % or
+# more, for torch's momentum of .1), which costs an encoder more than training has gained.
+FEW_STEPS = 30
 
 
 def run_warnings(
-    summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], chance: Mapping[str, float]
+    summary: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    chance: Mapping[str, float],
+    steps: int,
 ) -> list[str]:
     """Lines about a trained encoder that is worse than before, or has collapsed, and about losses.
 
@@ -19,13 +25,20 @@ def run_warnings(
         summary: the run's scores, and under `untrained` those before training.
         records: the lines of `metrics.jsonl`.
         chance: by the name of a loss, its value for a network that has learned nothing.
+        steps: of training behind the encoder, one client's of all rounds.
     """
-    lines = (_worse(summary), _collapsed(summary), *_at_chance(records, chance))
+    remedy = ""
+    if summary.get("batch_norm") == "averaged" and steps < FEW_STEPS:
+        remedy = (
+            f"after {counted(steps, 'step')} BatchNorm's averages are still partly those that it "
+            "began with: try more federation.rounds or training.local_epochs"
+        )
+    lines = (_worse(summary, remedy), _collapsed(summary, remedy), *_at_chance(records, chance))
     return [line for line in lines if line]
 
 
-def _worse(summary: Mapping[str, Any]) -> str:
-    """Accuracies that fell by more than their standard error."""
+def _worse(summary: Mapping[str, Any], remedy: str) -> str:
+    """Accuracies that fell by more than their standard error; `remedy` replaces the usual one."""
     worse = []
     for key, title in ACCURACIES.items():
         before, after = lookup(summary, "untrained", key), lookup(summary, key)
@@ -34,15 +47,13 @@ def _worse(summary: Mapping[str, Any]) -> str:
             worse.append(f"{title} {percent(before)} to {percent(after)}")
     if not worse:
         return ""
-    pretrained = ", and for a pretrained network model.batch_norm=frozen"
-    return (
-        f"the encoder is worse than before training ({', '.join(worse)}): try a smaller "
-        "training.lr or fewer federation.rounds"
-        + ("" if summary.get("batch_norm") == "frozen" else pretrained)
-    )
+    usual = "try a smaller training.lr or fewer federation.rounds"
+    if summary.get("batch_norm") != "frozen":
+        usual += ", and for a pretrained network model.batch_norm=frozen"
+    return f"the encoder is worse than before training ({', '.join(worse)}): {remedy or usual}"
 
 
-def _collapsed(summary: Mapping[str, Any]) -> str:
+def _collapsed(summary: Mapping[str, Any], remedy: str) -> str:
     fallen = []
     for key, title in SPREADS.items():
         before, after = lookup(summary, "untrained", key), lookup(summary, key)
@@ -50,10 +61,8 @@ def _collapsed(summary: Mapping[str, Any]) -> str:
             fallen.append(f"{title} {before:.3g} to {after:.3g}")
     if not fallen:
         return ""
-    return (
-        f"the features collapse ({', '.join(fallen)}): try a smaller training.lr, a larger "
-        "training.batch_size or another method"
-    )
+    usual = "try a smaller training.lr, a larger training.batch_size or another method"
+    return f"the features collapse ({', '.join(fallen)}): {remedy or usual}"
 
 
 def _at_chance(records: Sequence[Mapping[str, Any]], chance: Mapping[str, float]) -> list[str]:

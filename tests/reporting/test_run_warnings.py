@@ -4,13 +4,17 @@ import math
 
 import pytest
 
-from orchestra_flwr.reporting.run_warnings import run_warnings
+from orchestra_flwr.reporting import run_warnings as module
 
 GOOD = {
     "knn": 0.5, "knn_standard_error": 0.01, "linear": 0.6, "linear_standard_error": 0.01,
     "feature_std": 0.8, "effective_rank": 40.0,
     "untrained": {"knn": 0.4, "linear": 0.5, "feature_std": 0.9, "effective_rank": 30.0},
 }  # fmt: skip
+
+
+def run_warnings(summary, records, chance, steps=1000):
+    return module.run_warnings(summary, records, chance, steps)
 
 
 def records(name, *losses):
@@ -47,6 +51,18 @@ def test_features_that_collapse_are_named(key, value, says):
     (line,) = run_warnings({**GOOD, key: value}, [], {})
     assert line.startswith("the features collapse") and says in line
     assert "training.batch_size" in line
+
+
+@pytest.mark.parametrize("key", ["knn", "effective_rank"])
+def test_after_a_few_steps_the_averages_of_batch_norm_are_to_blame(key):
+    """Training less, or more slowly, would make it worse."""
+    fallen = {**GOOD, "batch_norm": "averaged", key: 0.1}
+    (line,) = run_warnings(fallen, [], {}, module.FEW_STEPS - 1)
+    assert "after 29 steps BatchNorm's averages are" in line and "training.lr" not in line
+    (line,) = run_warnings(fallen, [], {}, module.FEW_STEPS)
+    assert "training.lr" in line
+    (line,) = run_warnings({**fallen, "batch_norm": "none"}, [], {}, 1)
+    assert "training.lr" in line
 
 
 def test_a_loss_that_stays_at_chance_is_named():

@@ -42,6 +42,7 @@ from orchestra_flwr.federation.server.run_records import (
     round_record,
     run_summary,
     usual_batch,
+    usual_steps,
 )
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
@@ -346,7 +347,8 @@ class FederationRun:
         chance: Mapping[str, float] = {}
         if isinstance(method, KnowsChance) and metrics:
             chance = method.chance_losses(usual_batch(self.config, metrics))
-        if warnings := run_warnings(summary, metrics, chance):
+        steps = usual_steps(self.config, metrics)
+        if warnings := run_warnings(summary, metrics, chance, steps):
             summary["warnings"] = warnings
         if self.work is not None:
             self.work.give_up()

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestra_flwr.config import Config
-from orchestra_flwr.data.batches import batch_sizes
+from orchestra_flwr.data.batches import batch_sizes, local_epochs
 from orchestra_flwr.evaluation import Drift, spread_over_clients
 from orchestra_flwr.federation.messages.fields import with_prefix
 from orchestra_flwr.federation.server.checkpoint import Position
@@ -68,11 +68,22 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
 
 def usual_batch(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
     """Images of a batch of a client that has as many as the last round's clients on average."""
-    training, clients = config.training, records[-1]["clients"]
+    return _usual_batches(config, records[-1])[0]
+
+
+def usual_steps(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
+    """Steps of training behind the model: those of an average client, of all rounds together."""
+    trained = [_usual_batches(config, r) for r in records if r["round"] and r["clients"]["ok"]]
+    return sum(local_epochs(config.training, sum(sizes)) * len(sizes) for sizes in trained)
+
+
+def _usual_batches(config: Config, record: Mapping[str, Any]) -> list[int]:
+    """Sizes of the batches of a client with as many images as the round's clients on average."""
+    training, clients = config.training, record["clients"]
     images = clients["examples"] // max(1, clients["ok"])
     # Of many images all batches are alike, and a sum that was spoilt may hold any number.
     counted = min(max(1, images), 100 * training.batch_size)
-    return batch_sizes(counted, training.batch_size, drop_last=training.drop_last)[0]
+    return batch_sizes(counted, training.batch_size, drop_last=training.drop_last)
 
 
 def _mean_drift(drifts: Sequence[Drift]) -> dict[str, float]:

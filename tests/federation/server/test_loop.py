@@ -31,7 +31,7 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.run_records import usual_batch
+from orchestra_flwr.federation.server.run_records import usual_batch, usual_steps
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role
@@ -100,7 +100,7 @@ def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
     """With the chance levels of its method."""
     seen = []
 
-    def warnings(summary, records, chance):
+    def warnings(summary, records, chance, steps):
         seen.append((summary["untrained"]["batch_norm"], len(records), chance))
         return ["it is worse"]
 
@@ -115,9 +115,23 @@ def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
 def test_chance_is_that_of_the_batches_that_clients_have(config, monkeypatch):
     """30 images a client, and batches of 20 or more: one of all of them."""
     seen = []
-    monkeypatch.setattr(loop, "run_warnings", lambda summary, records, chance: seen.append(chance))
+    monkeypatch.setattr(loop, "run_warnings", lambda *given: seen.append(given[2:]))
     run(config("method=simclr", "partition=iid", "training.batch_size=24"))
-    assert seen == [{"contrastive": pytest.approx(math.log(2 * 30 - 1))}]
+    ((chance, steps),) = seen
+    assert chance == {"contrastive": pytest.approx(math.log(2 * 30 - 1))}
+    assert steps == 2  # in two rounds
+
+
+def test_usual_steps_are_those_of_all_rounds_that_trained(config):
+    """30 images in batches of 16 are two steps, 45 are three; a round without replies has none."""
+    clients = [(0, 0), (4, 120), (4, 180), (0, 0)]
+    records = [
+        {"round": number, "clients": {"ok": ok, "examples": images}}
+        for number, (ok, images) in enumerate(clients)
+    ]
+    assert usual_steps(config("training.batch_size=16", "training.local_epochs=3"), records) == 15
+    few = config("training.batch_size=16", "training.local_epochs=1", "training.min_steps=4")
+    assert usual_steps(few, records) == 4 + 6
 
 
 @pytest.mark.parametrize(("images", "size"), [(0, 2), (120, 15), (4 * 10**15, 16)])
