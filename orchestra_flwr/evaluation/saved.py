@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
@@ -87,7 +88,7 @@ def check_images(data: DataConfig, *, channels: int, image_size: int) -> None:
         )
     if data.channels != channels:
         raise ConfigError(
-            f"data.name={data.name}: its images have {data.channels} channels, "
+            f"data.name={data.name}: its images have {counted(data.channels, 'channel')}, "
             f"the encoder expects {channels}"
         )
 
