@@ -167,7 +167,7 @@ def lose_in_mid_round(cluster, tmp_path, tiny_overrides):
 def test_the_clients_of_a_lost_node_are_trained_by_the_others(
     lose_in_mid_round, tmp_path, tiny_overrides
 ):
-    long = ["federation.rounds=10", "training.local_epochs=20", "evaluation.every=10"]
+    long = ["federation.rounds=20", "training.local_epochs=20", "evaluation.every=20"]
     inline = tmp_path / "inline"
     assert main([*tiny_overrides, *long, f"run_dir={inline}"]) == 0
     code, log, remote = lose_in_mid_round(*long)
@@ -177,7 +177,7 @@ def test_the_clients_of_a_lost_node_are_trained_by_the_others(
     assert a.keys() == b.keys()
     assert all((a[name] == b[name]).all() for name in a)
     records = [json.loads(line) for line in (remote / "metrics.jsonl").read_text().splitlines()]
-    assert [record["clients"]["ok"] for record in records] == [4] * 11
+    assert [record["clients"]["ok"] for record in records] == [4] * 21
 
 
 @pytest.mark.slow
