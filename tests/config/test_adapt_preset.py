@@ -162,6 +162,8 @@ def test_methods_that_learn_slowly_have_more_rounds(photos, caplog):
     assert (config.training.lr, config.federation.rounds) == (0.01, 36)
     assert (config.evaluation.every, config.training.min_steps) == (6, 4)
     assert config.federation.wire == "int8" and "gain for longer" in caplog.text
+    assert config.method.views == "default"
+    assert config_of(photos(8), "method=rotpred").method.views == "plain"
     byol = config_of(photos(10), "method=byol")
     assert (byol.training.lr, byol.federation.rounds) == (0.003, 8)
     assert byol.evaluation.every == 4
