@@ -29,7 +29,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.console.json_lines import JsonFormatter, show_error
 from orchestra_flwr.console.output_streams import ignore_closed_streams
 from orchestra_flwr.console.phases import phase
-from orchestra_flwr.console.printable import printable, printable_lines
+from orchestra_flwr.console.printable import print_line, printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.extras import require_server
 from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
@@ -212,18 +212,14 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
     """Progress before there is a run folder, unless it is switched off."""
     if config.logging.progress == "off" or _shows_json(config):
         return nullcontext()
-    return phase(text, _print_line)
+    return phase(text, print_line)
 
 
 def _starting(run: Callable[..., int], overrides: Sequence[str]) -> AbstractContextManager[None]:
     """Shows at once that a server or client imports, for seconds, on a busy machine a minute."""
     if run not in PROCESSES or {"logging.progress=off", "logging.format=json"} & {*overrides}:
         return nullcontext()
-    return phase("starting PyTorch and Flower", _print_line, at_once=True)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
+    return phase("starting PyTorch and Flower", print_line, at_once=True)
 
 
 def _serve(config: ServerConfig) -> int:

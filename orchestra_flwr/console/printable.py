@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return UNSAFE.sub(_escaped, text)
 
 
+def print_line(text: str) -> None:
+    """Prints a line for a person at once, also into a pipe or file."""
+    print(printable(text), flush=True)
+
+
 def printable_lines(text: str) -> str:
     """Escapes each line of a text by :func:`printable`."""
     return "\n".join(map(printable, text.split("\n")))

@@ -6,7 +6,7 @@ from orchestra_flwr.commands.endings import RESUME_HINT, run_command, stop_on_si
 from orchestra_flwr.commands.experiment_line import read_experiment
 from orchestra_flwr.commands.flags import Flags
 from orchestra_flwr.config import config_to_yaml
-from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.printable import print_line
 from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
 from orchestra_flwr.experiments.planning.description import experiment_names
 from orchestra_flwr.experiments.planning.plan import make_plan
@@ -44,7 +44,7 @@ def run_experiment(flags: Flags) -> int:
         return 0
 
     def work() -> int:
-        failed = run_plan(plan, configs, folder, jobs, lambda line: print(line, flush=True))
+        failed = run_plan(plan, configs, folder, jobs, print_line)
         print(f"report: {write_report(folder)}")
         return 1 if failed else 0
 
@@ -66,7 +66,7 @@ def run_several(flags: Flags) -> int:
     def work() -> int:
         todo = jobs_of(rows, FOLDER)
         print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
-        failed = run_jobs(todo, FOLDER, 1, lambda line: print(printable(line), flush=True))
+        failed = run_jobs(todo, FOLDER, 1, print_line)
         print_sweep(rows, FOLDER)
         return 1 if failed else 0
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import AugmentationConfig
 from orchestra_flwr.console.phases import phase
+from orchestra_flwr.console.printable import print_line
 from orchestra_flwr.console.text import ACCURACIES
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.data.subset import limited
@@ -57,7 +58,7 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
     digest = file_sha256(config.encoder)  # at once: a run that goes on may replace the file
     dataset = _images(config, encoder) if config.int8 else None
     portable = PortableEncoder(encoder, any_size=config.any_size)
-    with torch_threads(), phase("exporting, checking and measuring the encoder", _show):
+    with torch_threads(), phase("exporting, checking and measuring the encoder", print_line):
         made = _made(config, portable, dataset)
         timed = {b: portable.example(b, side=encoder.spec.image_size) for b in TIMED_BATCHES}
         files: list[dict[str, Any]] = [
@@ -82,10 +83,6 @@ def export_saved(config: ExportConfig) -> dict[str, Any]:
     }
     write_json(config.exported / DESCRIPTION, results)
     return results
-
-
-def _show(line: str) -> None:
-    print(line, flush=True)
 
 
 def made_from(folder: Path) -> dict[str, str]:
