@@ -8,8 +8,8 @@ from orchestra_flwr.console.text import ACCURACIES, counted, lookup, percent
 SPREADS = {"feature_std": "feature_std", "effective_rank": "effective rank"}
 COLLAPSED = 0.5  # of what it was before training
 MIN_ROUNDS = 3  # after which a loss should have left chance
-# Steps of training, before which some of BatchNorm's averages is still what they began with (5 % or
-# more, for torch's momentum of .1), which costs an encoder more than training has gained.
+# Steps of training, before which 5 % or more of BatchNorm's averages (of momentum .1) is still what
+# they began with. That can cost an encoder more than it has learned.
 FEW_STEPS = 30
 
 
@@ -30,11 +30,12 @@ def run_warnings(
     remedy = ""
     if summary.get("batch_norm") == "averaged" and steps < FEW_STEPS:
         remedy = (
-            f"after {counted(steps, 'step')} BatchNorm's averages are still partly those that it "
-            "began with: try more federation.rounds or training.local_epochs"
+            f"after {counted(steps, 'step')} BatchNorm's averages are still partly those of the "
+            "start; try more federation.rounds or training.local_epochs"
         )
-    lines = (_worse(summary, remedy), _collapsed(summary, remedy), *_at_chance(records, chance))
-    return [line for line in lines if line]
+    harm = [line for line in (_worse(summary, remedy), _collapsed(summary, remedy)) if line]
+    # One cause is said once.
+    return [*(harm[:1] if remedy else harm), *_at_chance(records, chance)]
 
 
 def _worse(summary: Mapping[str, Any], remedy: str) -> str:

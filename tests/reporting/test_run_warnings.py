@@ -59,6 +59,8 @@ def test_after_a_few_steps_the_averages_of_batch_norm_are_to_blame(key):
     fallen = {**GOOD, "batch_norm": "averaged", key: 0.1}
     (line,) = run_warnings(fallen, [], {}, module.FEW_STEPS - 1)
     assert "after 29 steps BatchNorm's averages are" in line and "training.lr" not in line
+    both = {**fallen, "linear": 0.1, "feature_std": 0.1}
+    assert len(run_warnings(both, [], {}, 1)) == 1 and len(run_warnings(both, [], {})) == 2
     (line,) = run_warnings(fallen, [], {}, module.FEW_STEPS)
     assert "training.lr" in line
     (line,) = run_warnings({**fallen, "batch_norm": "none"}, [], {}, 1)
