@@ -63,8 +63,10 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], name: str | None 
     Raises:
         OSError: names the file, which is unchanged.
     """
-    stem = os.fsencode(name or results["dataset"])[:MAX_NAME]
-    path = folder / f"{os.fsdecode(stem)}.json"
+    stem = name or results["dataset"]
+    while len(os.fsencode(stem)) > MAX_NAME:
+        stem = stem[:-1]
+    path = folder / f"{stem}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, {**results, "versions": environment()})
     return path

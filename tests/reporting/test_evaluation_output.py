@@ -72,10 +72,10 @@ def test_accuracies_are_a_table_and_their_spread_is_below_it():
 
 
 def test_the_name_of_a_file_is_no_longer_than_disks_take(tmp_path):
-    for name in ("photos", "x" * 250, "é" * 125, "🙂" * 62):
+    for name in ("photos", "x" * 250, "x" + "é" * 125, "🙂" * 62):
         file = write_evaluation(tmp_path, {**RESULTS, "dataset": name})
         assert json.loads(file.read_text())["dataset"] == name
-        assert name.startswith(file.stem[:49])
+        assert name.startswith(file.stem) and len(file.stem) >= 6
 
 
 def test_a_folder_of_any_name_is_printed_as_it_is_named():

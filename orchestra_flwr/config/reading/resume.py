@@ -28,10 +28,15 @@ WITHOUT_EFFECT = (
     "share",
     "federation.min_clients",
 )
-# Of `federation`: they may have stopped a run or made it wait.
-OF_WAITING = ("round_timeout", "max_update", "enough", "oversample", "deadline")
-# Keys that may differ when a run is resumed.
-RESUME_MAY_CHANGE = (*WITHOUT_EFFECT, *(f"federation.{key}" for key in OF_WAITING))
+# Keys that may differ when a run is resumed; the last ones may have stopped it or made it wait.
+RESUME_MAY_CHANGE = (
+    *WITHOUT_EFFECT,
+    "federation.round_timeout",
+    "federation.max_update",
+    "federation.enough",
+    "federation.oversample",
+    "federation.deadline",
+)
 MAY_GROW = "federation.rounds"
 
 
