@@ -247,6 +247,21 @@ def test_a_tracker_that_failed_is_tried_again(tracked, tracker, monkeypatch):
     assert steps == {3}
 
 
+def test_a_tracker_that_failed_is_told_of_the_end(tracked, tracker, monkeypatch):
+    """Within the hour in which it is left out: its page would show a running run for ever."""
+    opened, folder = tracked
+    closed = []
+    with opened(print) as trackers:
+        one = ROOM.find(tracker)
+        close = one.close
+        monkeypatch.setattr(one, "close", lambda *a: (closed.append(a[1]), close(*a)))
+        with monkeypatch.context() as patched:
+            patched.setattr(one, "numbers", None)
+            trackers.add(1, RECORD)
+        trackers.finish(1, {}, folder)
+    assert closed == [True]
+
+
 def test_one_that_cannot_be_opened_is_refused(tracked, tracker, monkeypatch):
     opened, folder = tracked
     if tracker == "tensorboard":

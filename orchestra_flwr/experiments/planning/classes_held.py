@@ -2,7 +2,7 @@
 
 import torch
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import (
     Partition,
     class_counts,
@@ -35,13 +35,12 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
         parts = partition(config.partition, labels, len(labels), clients, config.seed)
     else:
         train = load_dataset(config.data).train
-        classes = len(train.classes)
-        # Without labels the partition raises, unless it needs none.
-        missing = torch.zeros(len(train), dtype=torch.long)
-        labels = missing if train.labels is None else train.labels
+        if train.labels is None:
+            raise ConfigError(f"data={config.data.name}: the images have no labels to count")
+        labels, classes = train.labels, len(train.classes)
         by_name = partition_by_name(config.partition, train, clients, config.seed)
         parts = list(by_name.values())
-    counts = class_counts(parts, labels, max(1, classes))
+    counts = class_counts(parts, labels, classes)
     share = counts / counts.sum(axis=1, keepdims=True)
     return {
         "any": float((counts > 0).sum(axis=1).mean()),

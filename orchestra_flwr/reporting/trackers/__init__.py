@@ -123,6 +123,7 @@ class Trackers:
         self._completed = True
 
     def _close(self) -> None:
+        self._again.clear()  # one that failed is told of the end all the same
         self._each(lambda tracker: tracker.close(self._completed))
 
     def _each(self, action: Callable[[Tracker], None]) -> None:

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from PIL import Image
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.data import load_dataset, partition
@@ -46,3 +47,14 @@ def test_groups_that_are_no_classes_need_the_images(tmp_path):
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"^data=cifar10: cannot be downloaded"):
         classes_held_by_clients(load_config(groups))
+
+
+def test_images_without_labels_are_refused_in_a_line(tmp_path):
+    for number in range(4):
+        Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    unlabelled = [
+        "data=image_folder", f"data.root={tmp_path}", "data.image_size=8", "partition=iid",
+        "federation.clients=2",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="^data=image_folder: the images have no labels"):
+        classes_held_by_clients(load_config(unlabelled))
