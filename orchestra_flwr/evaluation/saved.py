@@ -11,7 +11,7 @@ from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
 from orchestra_flwr.evaluation.scores import evaluate_by
 from orchestra_flwr.models import encoder_of
-from orchestra_flwr.models.encoder import read_description
+from orchestra_flwr.models.encoder_description import read_description
 from orchestra_flwr.training import resolve_device, torch_threads
 
 logger = logging.getLogger("orchestra_flwr.evaluation")

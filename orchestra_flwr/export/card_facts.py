@@ -11,7 +11,7 @@ from orchestra_flwr.config import ConfigError, DataConfig, MethodConfig, parse, 
 from orchestra_flwr.files import read_json
 from orchestra_flwr.methods import LearnsLabels
 from orchestra_flwr.models import EncoderSpec
-from orchestra_flwr.models.encoder import read_description
+from orchestra_flwr.models.encoder_description import read_description
 from orchestra_flwr.plugins import imported_packages
 from orchestra_flwr.reporting import RunFolder
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Normalisation, Section, parse
 from orchestra_flwr.config.user_packages import check_named
-from orchestra_flwr.files import encoder_file, read_json, replacing, write_atomically
+from orchestra_flwr.files import encoder_file, replacing
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
+from orchestra_flwr.models.encoder_description import REMEDY, read_description, write_description
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.features import image_batches
 from orchestra_flwr.models.normalisation import normalise
@@ -32,9 +32,6 @@ from orchestra_flwr.tensor_files import save_plain
 
 if TYPE_CHECKING:  # this would import Hydra, which a client does not need
     from orchestra_flwr.config import OfSavedEncoder
-
-MAX_DESCRIPTION = 2**20  # bytes of an `encoder.json`; a run writes some 2,000
-REMEDY = "copy it again, or write it anew with resume=<its run folder>"
 
 
 class EncoderSpec(Section):
@@ -193,9 +190,8 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     with replacing(path) as temporary:
         save_plain(temporary, weights)
         digest = file_sha256(temporary)
-    description = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
-    checked = {**description, "sha256": _digest_of(description)}
-    write_atomically(path.with_suffix(".json"), (json.dumps(checked, indent=2) + "\n").encode())
+    described = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
+    write_description(path.with_suffix(".json"), described)
 
 
 def tensors_sha256(network: nn.Module) -> str:
@@ -251,18 +247,6 @@ def load_encoder(
     return encoder.to(device)
 
 
-def has_frozen_norms(path: str | Path) -> bool:
-    """Whether BatchNorm's statistics stayed as they were in the run of a saved encoder.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-    """
-    described = read_description(encoder_file(path).with_suffix(".json"))
-    model = described["spec"].get("model")
-    return isinstance(model, dict) and model.get("batch_norm") == "frozen"
-
-
 def _check_size(spec: EncoderSpec, weights: Path) -> None:
     """Refuses a network with more numbers than its file has bytes, before it takes any memory."""
     count, _ = state_size(lambda: build_backbone(spec.model, spec.channels))
@@ -292,31 +276,6 @@ def encoder_at(
         return load_encoder(file, device, plugins)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"{named}: {' '.join(str(error).split())}") from None
-
-
-def read_description(file: Path) -> dict[str, Any]:
-    """`encoder.json`: the `spec` and `about` of an encoder; one of version 0.1 has no checksums.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-    """
-    try:
-        described = read_json(file, MAX_DESCRIPTION)
-        spec, digest = described["spec"], described.pop("sha256", None)
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}") from error
-    checked = digest is not None or "weights_sha256" in described
-    if checked and digest != _digest_of(described):
-        raise ValueError(f"{file} is damaged: its checksum is wrong; {REMEDY}")
-    if not (isinstance(spec, dict) and isinstance(described.setdefault("about", {}), dict)):
-        raise ValueError(f"{file} is damaged: it describes no encoder; {REMEDY}")
-    return described
-
-
-def _digest_of(description: Mapping[str, Any]) -> str:
-    """The digest of the values, whatever the layout of the file."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _without_first_weights(model: ModelConfig) -> ModelConfig:

@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 import orchestra_flwr
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder, tensors_sha256
-from orchestra_flwr.models.encoder import has_frozen_norms
 
 
 @pytest.fixture
@@ -343,28 +342,6 @@ def test_sizes_of_a_strangers_description_are_bounded(encoder, tmp_path, change,
         orchestra_flwr.load_encoder(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'encoder.json'}: {reason}")
     assert "\n" not in str(error.value) and time.monotonic() - started < 20
-
-
-@pytest.mark.parametrize("change", [{"spec": []}, {"about": "x"}], ids=str)
-def test_a_description_of_another_shape_is_refused(encoder, tmp_path, change):
-    save_encoder(tmp_path / "encoder.safetensors", encoder)
-    (tmp_path / "encoder.json").write_text(json.dumps({"spec": {}, **change}))
-    with pytest.raises(ValueError, match="it describes no encoder"):
-        orchestra_flwr.load_encoder(tmp_path)
-
-
-def test_the_model_of_a_description_may_be_a_name(encoder, tmp_path):
-    save_encoder(tmp_path / "encoder.safetensors", encoder)
-    (tmp_path / "encoder.json").write_text(json.dumps({"spec": {"model": "convnet"}}))
-    assert not has_frozen_norms(tmp_path)
-
-
-def test_a_description_larger_than_any_is_not_read(encoder, tmp_path):
-    save_encoder(tmp_path / "encoder.safetensors", encoder)
-    with (tmp_path / "encoder.json").open("ab") as file:
-        file.truncate(2**30)
-    with pytest.raises(ValueError, match="encoder.json is damaged"):
-        orchestra_flwr.load_encoder(tmp_path)
 
 
 def test_a_package_is_imported_only_if_the_caller_names_it(encoder, tmp_path, stranger):

@@ -22,7 +22,7 @@ from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.models import load_encoder
-from orchestra_flwr.models.encoder import MAX_DESCRIPTION, read_description
+from orchestra_flwr.models.encoder_description import MAX_DESCRIPTION, read_description
 
 WEIGHTS, DESCRIPTION, CARD = "encoder.safetensors", "encoder.json", "README.md"
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from orchestra_flwr.config import Config, DataConfig, ModelConfig, Normalisation, Plugin
 from orchestra_flwr.models.batch_norm import FreezableNorms, check_batch_norm
+from orchestra_flwr.models.encoder_description import has_frozen_norms
 from orchestra_flwr.models.norm_layers import is_norm
 from orchestra_flwr.models.precision import network_pass
 
@@ -81,8 +82,6 @@ class Backbone(FreezableNorms, Plugin):
         Raises:
             OSError, ValueError: something cannot be found; the run will not begin.
         """
-        from orchestra_flwr.models.encoder import has_frozen_norms  # which imports this module
-
         suggested: dict[str, Any] = {}
         images = cls.trained_on(model)
         if images is not None:

@@ -15,7 +15,7 @@ from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER
 from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.models import Encoder, EncoderSpec, build_backbone, save_encoder
-from orchestra_flwr.models.encoder import _digest_of
+from orchestra_flwr.models.encoder_description import write_description
 
 
 @pytest.fixture
@@ -95,7 +95,9 @@ def described(encoder, **changes):
     """A description that is changed, with a digest that fits."""
     about = json.loads(encoder.with_suffix(".json").read_text()) | changes
     about.pop("sha256")
-    return json.dumps({**about, "sha256": _digest_of(about)})
+    file = encoder.with_name("changed.json")
+    write_description(file, about)
+    return file.read_text()
 
 
 def spec(encoder):
@@ -108,7 +110,7 @@ def spec(encoder):
         (lambda e: {"weights": e.read_bytes()[:-1] + b"x"}, "checksum is not that in"),
         (lambda e: {"described": "{}"}, "describes no encoder"),
         (lambda e: {"described": described(e, weights_sha256=None)}, "names no checksum"),
-        (lambda e: {"described": described(e)[:-3] + 'x"}'}, "checksum is wrong"),
+        (lambda e: {"described": described(e).replace("about", "abort")}, "checksum is wrong"),
         (lambda e: {"described": "x" * 2**21}, "description has more than"),
         (lambda e: {"card": "x" * 2**21}, "description has more than"),
         (lambda e: {"described": described(e, spec={"model": {"name": "os"}})}, "must be"),
