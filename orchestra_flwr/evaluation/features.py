@@ -32,7 +32,8 @@ def effective_rank(features: Tensor) -> float:
     exact = features.double()
     if not torch.isfinite(exact).all():
         return math.nan  # the evaluations refuse such features
-    values = torch.linalg.eigvalsh(exact.T @ exact).clamp(min=0).sqrt()
+    tall = exact if len(exact) >= exact.shape[1] else exact.T  # the smaller of both products
+    values = torch.linalg.eigvalsh(tall.T @ tall).clamp(min=0).sqrt()
     shares = values / values.sum().clamp(min=torch.finfo(values.dtype).tiny)
     return float(torch.special.entr(shares).sum().exp())
 

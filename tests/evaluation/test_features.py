@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -25,6 +27,16 @@ def test_effective_rank_by_hand():
     assert effective_rank(torch.ones(7, 4)) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(5, 40), (40, 5), (9, 9)])
+def test_effective_rank_is_that_of_the_singular_values(generator, shape):
+    """Also where images are fewer than dimensions, whose other values are zero and not noise."""
+    features = torch.randn(shape, generator=generator)
+    singular = torch.linalg.svdvals(features.double())
+    shares = singular / singular.sum()
+    entropy = float(-(shares * shares.log()).sum())
+    assert effective_rank(features) == pytest.approx(math.exp(entropy), rel=1e-12)
+
+
 def test_effective_rank_ignores_scale_rotation_and_order(generator):
     features = torch.randn(50, 8, generator=generator)
     turn = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
@@ -32,6 +44,3 @@ def test_effective_rank_ignores_scale_rotation_and_order(generator):
     assert 1 < rank < 8
     assert effective_rank(17 * features @ turn) == pytest.approx(rank, rel=1e-4)
     assert effective_rank(features.flip(0)) == pytest.approx(rank)
-    singular = torch.linalg.svdvals(features.double())
-    shares = singular / singular.sum()
-    assert rank == pytest.approx(float((-(shares * shares.log()).sum()).exp()), rel=1e-6)
