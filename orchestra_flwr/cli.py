@@ -78,7 +78,8 @@ def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
     from orchestra_flwr.deployment.client_config import ClientConfig
 
-    return _command(ClientConfig, _take_part, usage.CLIENT, arguments, PROGRAM)
+    code = _command(ClientConfig, _take_part, usage.CLIENT, arguments, PROGRAM)
+    return code if code < 128 else 0  # stopped by a signal: a client has no other end
 
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
