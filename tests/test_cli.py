@@ -374,6 +374,19 @@ def test_a_command_that_is_stopped_at_once_speaks_of_a_run_only_where_it_makes_o
     assert capsys.readouterr().err == f"{line}\n"
 
 
+@pytest.mark.parametrize("command", ["main", "server_main", "client_main", "embed_main"])
+def test_a_full_disk_before_anything_is_imported_is_one_line(command, monkeypatch, capsys):
+    """Exit code 1: systemd starts it again."""
+
+    def full():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", full)
+    assert getattr(cli, command)([]) == 1
+    assert capsys.readouterr().err.startswith("error: No usable temporary directory found in ['/")
+
+
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_stopping_while_images_are_decoded_is_one_line(sim, tmp_path, monkeypatch, number, code):
