@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestra_flwr import __version__
-from orchestra_flwr.commands import usage
+from orchestra_flwr.commands import temporary_folder, usage
 from orchestra_flwr.commands.completion import completion_script
 from orchestra_flwr.commands.endings import BEGINS_AGAIN, RESUME_HINT, run_command, stop_on_sigterm
 from orchestra_flwr.commands.flags import COMMON, PROGRAM, SEVERAL, Flags, read_flags
@@ -78,7 +78,8 @@ def client_main(arguments: Sequence[str] | None = None) -> int:
     """`run_client.py`: one real client; returns the exit code."""
     from orchestra_flwr.deployment.client_config import ClientConfig
 
-    return _command(ClientConfig, _take_part, usage.CLIENT, arguments, PROGRAM)
+    code = _command(ClientConfig, _take_part, usage.CLIENT, arguments, PROGRAM)
+    return code if code < 128 else 0  # stopped by a signal: a client has no other end
 
 
 def experiment_main(arguments: Sequence[str] | None = None) -> int:
@@ -159,6 +160,8 @@ def _command(
         handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         stop_on_sigterm()
+        if run is not _top:  # it needs none, and looks at machines whose disk is full
+            temporary_folder.check()
         if run not in (_take_part, _top):
             require_server(usage.program(text))
         with _starting(run, flags.overrides):
@@ -172,7 +175,7 @@ def _command(
 
     ignore_closed_streams()
     before = "stopped before the run began" if run in (_simulate, _serve) else "stopped"
-    return run_command(work, f"{before}; nothing was written")
+    return run_command(work, f"{before}; nothing was written", temporary_folder.MissingError)
 
 
 def _shown(kind: type[Composed], text: str, flags: Flags) -> str | None:

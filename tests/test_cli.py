@@ -367,10 +367,24 @@ def test_a_command_that_is_stopped_at_once_speaks_of_a_run_only_where_it_makes_o
     monkeypatch.setattr(cli, "load", stopped)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert getattr(cli, command)([]) == 143
+        # A client has no other end: systemd must not call its unit failed.
+        assert getattr(cli, command)([]) == (0 if command == "client_main" else 143)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize("command", ["main", "server_main", "client_main", "embed_main"])
+def test_a_full_disk_before_anything_is_imported_is_one_line(command, monkeypatch, capsys):
+    """Exit code 1: systemd starts it again."""
+
+    def full():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", full)
+    assert getattr(cli, command)([]) == 1
+    assert capsys.readouterr().err.startswith("error: No usable temporary directory found in ['/")
 
 
 @pytest.mark.usefixtures("heard")

@@ -140,8 +140,11 @@ class RunQueue:
 
     @property
     def has_server(self) -> bool:
-        """Whether a server works on it now."""
-        return is_locked(self.folder)
+        """Whether a server works on it now, as far as the file system's locks can say."""
+        try:
+            return is_locked(self.folder)
+        except OSError:  # it has none, and there is a server's name in the lock
+            return True
 
     def runs(self) -> list[QueuedRun]:
         """All runs in the order in which they were submitted."""

@@ -56,6 +56,16 @@ def test_runs_are_submitted_listed_and_cancelled(submit):
     assert (first.run_dir, first.resume) == ("runs/0001/run", None)
 
 
+def test_a_disk_without_locks_makes_no_error_of_a_run_that_is_submitted(submit, monkeypatch):
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locked(Path("runs")):
+        assert submit("model.width=8") == (0, "submitted: 0001\n", "")
+    assert submit("--list") == (0, "0001  waiting  runs/0001/run\n", NO_SERVER)
+
+
 def test_a_run_that_has_begun_is_gone_on_with_at_the_servers_present_address(submit):
     submit("model.width=8", "seed=7")
     (run,) = RunQueue(Path("runs")).runs()

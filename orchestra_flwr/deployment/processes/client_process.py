@@ -162,9 +162,10 @@ def _own_folder(config: ClientConfig, name: str) -> Iterator[Path]:
             folder.chmod(0o700)  # an earlier version left it open
             stack.enter_context(locked(folder, "lock"))
         except FolderInUseError as owner:
+            key = "state" if config.tls else "name"  # its key names it
             raise ConfigError(
                 f"client {name} is already running here ({owner}); "
-                "give another one name=... of its own"
+                f"give another one {key}=... of its own"
             ) from None
         except OSError as error:
             raise ConfigError(f"state={config.state}: {error}") from None

@@ -7,8 +7,10 @@ import pytest
 
 from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment.client_config import ClientConfig
+from orchestra_flwr.deployment.keys.command_line import main
 from orchestra_flwr.deployment.processes import client_process
 from orchestra_flwr.deployment.processes.client_process import run_client
+from orchestra_flwr.folder_lock import locked
 
 
 @pytest.mark.parametrize("left", [b"", b"../other", b"\xff\xfe"])
@@ -44,6 +46,18 @@ def test_a_client_may_be_called_like_the_file_of_names(
         with pytest.raises(KeyboardInterrupt):
             run_client(load(ClientConfig, [*keys, name, f"state={tmp_path / 'state'}"]))
     assert len([path for path in (tmp_path / "state").iterdir() if path.is_dir()]) == 2
+
+
+@pytest.mark.parametrize(("security", "key"), [("none", "name"), ("keys/bundles/a", "state")])
+def test_a_second_process_is_told_what_it_can_have_of_its_own(tmp_path, photos, security, key):
+    """A key has its name: in another federation a second client of this name has a `state`."""
+    assert main(["server", f"folder={tmp_path / 'keys'}", "host=127.0.0.1", "client=a"]) == 0
+    keys = ["server=127.0.0.1:1", f"security={tmp_path / security}", "device=cpu", "name=a"]
+    config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
+    (tmp_path / "state/a").mkdir(parents=True)
+    running = f"a is already running here .*; give another one {key}="
+    with locked(tmp_path / "state/a", "lock"), pytest.raises(ConfigError, match=running):
+        run_client(config)
 
 
 def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch, capsys):
