@@ -201,7 +201,7 @@ def in_range(pixels: Tensor) -> Tensor:
     highest, slack = (255, 0.0) if whole else (1, ROUNDING)
     values = pixels if not whole else pixels.to(torch.int64)
     if pixels.numel():
-        low, high = float(values.min()), float(values.max())
+        low, high = map(float, values.detach().aminmax())
         if not (low >= -slack and high <= highest + slack):  # not finite: neither holds
             hint = "" if whole or not 1 < high <= 255 or low < 0 else " (divide them by 255)"
             raise ValueError(f"values of images {IN_RANGE}, not {low:g} to {high:g}{hint}")
