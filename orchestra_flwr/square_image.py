@@ -44,7 +44,7 @@ STRIP_PIXELS = 2**20  # converted at a time
 LARGE_PIXELS = 2**24  # an image with more is decoded while no other such image is
 _ONE_LARGE_IMAGE = threading.Lock()
 JPEG = b"\xff\xd8\xff"  # its first bytes
-MODES = {1: "L", 3: "RGB"}  # by channels
+LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a gray value (ITU-R BT.601)
 TURNS = {  # what turns an image upright, by its EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -81,24 +81,39 @@ def square_image(image: AnyImage, size: int, channels: int = 3) -> Tensor:
         ValueError: the file holds no image, or a shape or value is not allowed.
     """
     if isinstance(image, str | Path):
-        return torch.from_numpy(_read(Path(image), size, channels).copy())
-    if isinstance(image, Image.Image):
-        return torch.from_numpy(_picture(image, size, channels).copy())
-    if isinstance(image, np.ndarray):
-        return _pixels(_channels_first(image), size, channels)
-    if isinstance(image, Tensor):
-        return _pixels(image.detach().cpu(), size, channels)
-    raise TypeError(
-        "an image must be a path, a PIL image, a NumPy array or a tensor, "
-        f"not {type(image).__name__}"
-    )
+        square = torch.from_numpy(_read(Path(image), size).copy())
+    elif isinstance(image, Image.Image):
+        square = torch.from_numpy(_picture(image, size).copy())
+    elif isinstance(image, np.ndarray):
+        square = _pixels(_channels_first(image), size)
+    elif isinstance(image, Tensor):
+        square = _pixels(image.detach().cpu(), size)
+    else:
+        raise TypeError(
+            "an image must be a path, a PIL image, a NumPy array or a tensor, "
+            f"not {type(image).__name__}"
+        )
+    return fit_channels(square[None], channels)[0]
 
 
-def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]:
+def fit_channels(images: Tensor, channels: int) -> Tensor:
+    """Colour images as an encoder takes them: gray, (n, 1, S, S), if it takes one channel.
+
+    Args:
+        images: (n, 3, S, S) uint8.
+        channels: 1 or 3.
+    """
+    if channels == images.shape[1]:
+        return images
+    weights = torch.tensor(LUMA).view(1, 3, 1, 1)
+    return (images * weights).sum(1, keepdim=True).round_().clamp_(0, 255).byte()
+
+
+def decode_image(data: bytes, size: int) -> NDArray[np.uint8]:
     """Decodes one image file: turned as its EXIF data says, its middle square, resized.
 
     Returns:
-        uint8, (channels, size, size).
+        uint8, (3, size, size).
 
     Raises:
         Exception: any error of PIL for a broken file; ValueError for too many pixels.
@@ -114,10 +129,10 @@ def decode_image(data: bytes, size: int, channels: int = 3) -> NDArray[np.uint8]
         if Image.MAX_IMAGE_PIXELS and decoded > Image.MAX_IMAGE_PIXELS:
             raise ValueError(f"too many pixels ({width} x {height})")
         with _ONE_LARGE_IMAGE if decoded > LARGE_PIXELS else nullcontext():
-            converted, turn = _eight_bits(image, channels), _turn(image)
+            converted, turn = _eight_bits(image), _turn(image)
             if converted is not image:
                 image.close()  # frees its pixels
-            return _resized(converted, turn, size, channels)
+            return _resized(converted, turn, size)
 
 
 def opened_image(data: bytes) -> Image.Image:
@@ -186,7 +201,7 @@ def in_range(pixels: Tensor) -> Tensor:
     highest, slack = (255, 0.0) if whole else (1, ROUNDING)
     values = pixels if not whole else pixels.to(torch.int64)
     if pixels.numel():
-        low, high = float(values.min()), float(values.max())
+        low, high = map(float, values.detach().aminmax())
         if not (low >= -slack and high <= highest + slack):  # not finite: neither holds
             hint = "" if whole or not 1 < high <= 255 or low < 0 else " (divide them by 255)"
             raise ValueError(f"values of images {IN_RANGE}, not {low:g} to {high:g}{hint}")
@@ -206,12 +221,12 @@ def resize(images: Tensor, size: int) -> Tensor:
     return resized
 
 
-def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
+def _read(file: Path, size: int) -> NDArray[np.uint8]:
     file = file.expanduser()
     bytes_of_file = file.stat().st_size  # a missing file is named by its own error
     try:
         check_size(bytes_of_file)
-        return decode_image(file.read_bytes(), size, channels)
+        return decode_image(file.read_bytes(), size)
     except OSError as error:
         if error.errno is not None:  # not PIL's: the file cannot be read
             raise
@@ -220,15 +235,15 @@ def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
         raise ValueError(f"{file}: {broken_because(error)}") from None
 
 
-def _picture(image: Image.Image, size: int, channels: int) -> NDArray[np.uint8]:
+def _picture(image: Image.Image, size: int) -> NDArray[np.uint8]:
     """A PIL image; a JPEG that was opened but not yet decoded is decoded as a file is."""
     if isinstance(image, JpegImageFile) and image.tile and image.fp and image.tell() == 0:
         position = image.fp.tell()
         image.fp.seek(0)
         data = image.fp.read()
         image.fp.seek(position)
-        return decode_image(data, size, channels)
-    return _resized(_eight_bits(image, channels), _turn(image), size, channels)
+        return decode_image(data, size)
+    return _resized(_eight_bits(image), _turn(image), size)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
@@ -242,8 +257,8 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     return None
 
 
-def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
-    """Loads an image and converts it to L if it is gray or is to be, else to RGB.
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Loads an image and converts it to L if it is gray, else to RGB.
 
     Values of more than 8 bits are scaled, since PIL would clip them. This is done in strips: a
     whole image in float64 would take forty bytes a pixel.
@@ -260,7 +275,7 @@ def _eight_bits(image: Image.Image, channels: int) -> Image.Image:
         return gray
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # PIL warns about a palette with transparency in bytes
-    mode = "L" if channels == 1 or image.mode in ("1", "L", "LA") else "RGB"
+    mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -276,14 +291,11 @@ def _values(image: Image.Image) -> Iterator[NDArray[np.float64]]:
         yield np.nan_to_num(np.asarray(image.crop(box), dtype=np.float64))
 
 
-def _resized(
-    image: Image.Image, turn: Image.Transpose | None, size: int, channels: int
-) -> NDArray[np.uint8]:
-    """The middle square of an image in 8 bits, turned upright, (channels, size, size)."""
+def _resized(image: Image.Image, turn: Image.Transpose | None, size: int) -> NDArray[np.uint8]:
+    """The middle square of an image in 8 bits, turned upright, (3, size, size)."""
     upright = image if turn is None else image.transpose(turn)
     square = ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC)
-    array = np.asarray(square.convert(MODES[channels]))
-    return array.reshape(size, size, channels).transpose(2, 0, 1)
+    return np.asarray(square.convert("RGB")).transpose(2, 0, 1)
 
 
 def _channels_first(array: NDArray[np.generic]) -> Tensor:
@@ -302,7 +314,8 @@ def _channels_first(array: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(np.array(array))  # a copy: strides may be negative
 
 
-def _pixels(pixels: Tensor, size: int, channels: int) -> Tensor:
+def _pixels(pixels: Tensor, size: int) -> Tensor:
+    """The middle square of a tensor of values, (3, size, size)."""
     if pixels.ndim == 2:
         pixels = pixels[None]
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3, 4) or 0 in pixels.shape:
@@ -312,11 +325,7 @@ def _pixels(pixels: Tensor, size: int, channels: int) -> Tensor:
     pixels = in_range(pixels)
     if pixels.dtype != torch.uint8:
         pixels = (pixels.float() * 255).round_().clamp_(0, 255).byte()
-    if pixels.shape[0] != channels:
-        array = pixels.permute(1, 2, 0).numpy()
-        converted = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-        array = np.array(converted.convert(MODES[channels]))
-        pixels = torch.from_numpy(array.reshape(*pixels.shape[1:], channels)).permute(2, 0, 1)
+    pixels = pixels.expand(3, -1, -1) if len(pixels) == 1 else pixels[:3]  # without alpha
     height, width = pixels.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2

@@ -23,6 +23,7 @@ from orchestra_flwr.square_image import (
     MAX_BYTES,
     check_size,
     decode_image,
+    fit_channels,
     in_range,
     resize,
     square_image,
@@ -263,6 +264,10 @@ def test_colours_become_gray_and_gray_becomes_colours():
     expected = np.array(Image.fromarray(array).convert("L"))
     for image in (array, Image.fromarray(array)):
         assert np.array_equal(square_image(image, 9, channels=1)[0], expected)
+    white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    assert fit_channels(white, 1).tolist() == [[[[255, 255], [255, 255]]]]
+    red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
+    assert fit_channels(red, 1).item() == 76 and fit_channels(red, 3) is red
     opaque = np.dstack([array, np.full((9, 9), 7, np.uint8)])  # transparency is left out
     assert torch.equal(square_image(opaque, 9), square_image(array, 9))
 

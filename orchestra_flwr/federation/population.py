@@ -1,7 +1,7 @@
 """The simulated population: all images and which client holds which."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from orchestra_flwr.data import (
 )
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.evaluation.linear_probe import penalty_of
+from orchestra_flwr.federation.clocks import Clock, Device
 from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels, with_class_names
 from orchestra_flwr.models import BatchNormPolicy
@@ -205,7 +206,7 @@ def check_population(config: Config, population: Population) -> None:
     labels_for(config, population.dataset.train)
     for client in population.parts:
         check_client(config, client)
-    config.clock.build().devices(tuple(population.parts), config.seed)
+    _check_devices(config, tuple(population.parts))
     config.exchange.build().check_clients(population.parts, config.federation.rounds)
     _check_scored(config, population.dataset)
     if config.evaluation.clients:
@@ -229,3 +230,14 @@ def check_population(config: Config, population: Population) -> None:
         f"privacy.k_min={release.min_images}: no client could send {release.label}, "
         f"must be at most {most}, the largest number of different images that a client has"
     )
+
+
+def _check_devices(config: Config, clients: Sequence[str]) -> None:
+    clock: Clock = config.clock.build()
+    devices = clock.devices(clients, config.seed)
+    for client in () if devices is None else clients:
+        if not isinstance(devices and devices.get(client), Device):
+            raise ConfigError(
+                f"clock={config.clock.name}: {type(clock).__name__}.devices has no Device for "
+                f"client {client}"
+            )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from orchestra_flwr.clustering import assignment_measures, consistency, unit_rows
 from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS, Clustering
 from orchestra_flwr.clustering.solvers import Solver
-from orchestra_flwr.config import Config, Section
+from orchestra_flwr.config import Config, ConfigError, Section
 from orchestra_flwr.data import Recipe
 from orchestra_flwr.methods import (
     Batch,
@@ -198,6 +198,12 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         """Global clustering of all local centroids (Algorithm 2, lines 7 and 8)."""
         points, previous = contributions[LOCAL_CENTROIDS], self.global_centroids.clone()
         centroids = self.solver.solve(points, previous, generator)
+        if not isinstance(centroids, Tensor) or centroids.shape != previous.shape:
+            wrong = tuple(centroids.shape) if isinstance(centroids, Tensor) else centroids
+            raise ConfigError(
+                f"clustering.solver: {type(self.solver).__name__}.solve must return centroids "
+                f"{tuple(previous.shape)}, and returned {wrong!r:.80}"
+            )
         self.global_centroids.copy_(centroids)
         if not previous.any():
             return {}

@@ -37,7 +37,8 @@ class Block(nn.Module):
 
 def attention(qkv: Tensor, heads: int) -> Tensor:
     """(B, N, 3 * dim) queries, keys and values to (B, N, dim)."""
-    heads_apart = qkv.reshape(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+    width = qkv.shape[2] // (3 * heads)
+    heads_apart = qkv.reshape(*qkv.shape[:2], 3, heads, width).permute(2, 0, 3, 1, 4)
     queries, keys, values = heads_apart.unbind(0)  # (B, heads, N, dim / heads)
     return F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
 

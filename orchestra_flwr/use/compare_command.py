@@ -32,9 +32,10 @@ from orchestra_flwr.models.batch_norm import has_statistics
 from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.reporting import check_place
 from orchestra_flwr.seeding import drawn, torch_generator
+from orchestra_flwr.square_image import fit_channels
 from orchestra_flwr.training import begins_trained, resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
-from orchestra_flwr.use.image_embeddings import fit_channels, opened_images
+from orchestra_flwr.use.image_embeddings import opened_images
 from orchestra_flwr.use.label_files import check_enough, check_known, labels_by_folder, read_table
 from orchestra_flwr.use.neighbours_page import write_neighbours_page
 from orchestra_flwr.use.use_config import CompareConfig

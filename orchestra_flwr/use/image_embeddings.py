@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.image_count import image_count
@@ -22,6 +21,7 @@ from orchestra_flwr.extras import require
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.models import Encoder, encoder_of, extract_features
+from orchestra_flwr.square_image import fit_channels
 from orchestra_flwr.tensor_files import DamagedFileError, load_tensors, save_tensors
 from orchestra_flwr.training import resolve_device, torch_threads
 from orchestra_flwr.use.embedding_files import Embeddings
@@ -30,7 +30,6 @@ from orchestra_flwr.use.use_config import UseConfig
 logger = logging.getLogger("orchestra_flwr.use")
 
 PART = 512  # images in a file of finished work: the most that an interruption costs
-LUMA = (0.299, 0.587, 0.114)  # red, green and blue in a gray value (ITU-R BT.601)
 
 
 @dataclass(frozen=True)
@@ -139,19 +138,6 @@ def embed(
     if not joined.paths:
         raise ConfigError(f"no image can be read ({': '.join(joined.broken[0])})")
     return joined
-
-
-def fit_channels(images: Tensor, channels: int) -> Tensor:
-    """Colour images as an encoder takes them: gray, (n, 1, S, S), if it takes one channel.
-
-    Args:
-        images: (n, 3, S, S) uint8.
-        channels: 1 or 3.
-    """
-    if channels == images.shape[1]:
-        return images
-    weights = torch.tensor(LUMA).view(1, 3, 1, 1)
-    return (images * weights).sum(1, keepdim=True).round_().clamp_(0, 255).byte()
 
 
 def _decoded_ahead(

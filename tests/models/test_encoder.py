@@ -40,6 +40,22 @@ def test_a_digest_changes_with_every_tensor(encoder):
     assert tensors_sha256(other.to(torch.bfloat16)) not in digests
 
 
+@pytest.mark.parametrize("name", ["convnet", "resnet18", "cct", "vit_tiny"])
+def test_an_empty_batch_has_no_features(name):
+    model = ModelConfig(name=name, width=24)
+    encoder = Encoder(EncoderSpec(model=model, channels=3, image_size=32))
+    for dtype in (torch.uint8, torch.float32):
+        assert encoder(torch.zeros(0, 3, 32, 32, dtype=dtype)).shape == (0, encoder.dim)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_the_images_pass_through_it(encoder):
+    spec = encoder.spec
+    images = torch.rand(2, spec.channels, spec.image_size, spec.image_size, requires_grad=True)
+    encoder(images).sum().backward()
+    assert images.grad.abs().sum() > 0
+
+
 def test_uint8_and_float_images_mean_the_same(encoder):
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     torch.testing.assert_close(encoder(images), encoder(images.float() / 255))

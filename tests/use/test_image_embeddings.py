@@ -4,12 +4,13 @@ import zipfile
 
 import pytest
 import torch
+from PIL import Image
 
 from orchestra_flwr.config import ConfigError, ModelConfig
 from orchestra_flwr.data.image_files.decoding import decode_image
 from orchestra_flwr.models import Encoder, EncoderSpec, load_encoder
 from orchestra_flwr.use import image_embeddings
-from orchestra_flwr.use.image_embeddings import embed, fit_channels, opened_images
+from orchestra_flwr.use.image_embeddings import embed, opened_images
 
 
 @pytest.fixture
@@ -117,17 +118,18 @@ def test_nothing_but_broken_files_is_an_error(run, tmp_path):
         embedded(run, tmp_path / "bad", tmp_path)
 
 
-def test_an_encoder_of_gray_images_gets_gray_ones(photos, tmp_path):
+def test_an_encoder_of_gray_images_gets_gray_ones_as_its_own_preprocessing_makes_them(tmp_path):
     spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=1, image_size=8)
-    with opened_images(str(photos), "images") as (archive, files):
+    encoder = Encoder(spec)
+    colours = torch.randint(0, 256, (3, 30, 40, 3), generator=torch.Generator().manual_seed(0))
+    for number, pixels in enumerate(colours.byte().numpy()):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    with opened_images(str(tmp_path), "images") as (archive, files):
         embeddings = embed(
-            Encoder(spec), archive, files, batch_size=64, unfinished=tmp_path / "u", key="k"
+            encoder, archive, files, batch_size=64, unfinished=tmp_path / "u", key="k"
         )
-    assert embeddings.vectors.shape[0] == 36
-    white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
-    assert fit_channels(white, 1).tolist() == [[[[255, 255], [255, 255]]]]
-    red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
-    assert fit_channels(red, 1).item() == 76 and fit_channels(red, 3) is red
+    again = encoder.encode([tmp_path / path for path in embeddings.paths])
+    assert torch.equal(embeddings.vectors, again)
 
 
 def test_features_that_are_not_finite_are_an_error(run, photos, tmp_path):

@@ -87,12 +87,24 @@ def load_dataset(
     source: Source = config.build(config)
     source.listed = lambda dataset: listed(_with_test_images(dataset, config))
     dataset = source.load()
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"data={config.name}: {type(source).__name__}.load must return a Dataset, not a "
+            f"{type(dataset).__name__}"
+        )
     actual = (dataset.channels, dataset.image_size)
     if actual != (source.channels, config.image_size):
         raise ConfigError(
             f"data={config.name}: {type(source).__name__} must give images of {source.channels} "
             f"channels and {config.image_size} pixels, not of {actual[0]} and {actual[1]}"
         )
+    for part in filter(None, (dataset.train, dataset.test)):
+        labels = torch.empty(0) if part.labels is None else part.labels
+        if len(labels) and not UNLABELLED <= labels.min() <= labels.max() < len(part.classes):
+            raise ConfigError(
+                f"data={config.name}: {type(source).__name__} must give labels from {UNLABELLED} "
+                f"to {len(part.classes) - 1}, positions in classes"
+            )
     return _with_test_images(dataset, config)
 
 

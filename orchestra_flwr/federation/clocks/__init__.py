@@ -27,6 +27,10 @@ class Device:
     leaves: float = 0.0  # hour of the day at which it goes away
     hours_away: float = 0.0  # of each day, below 24; 0: it is always there
 
+    def __post_init__(self) -> None:
+        if not all(rate > 0 for rate in (self.images_per_second, self.down, self.up)):
+            raise ValueError(f"rates of a device must be above 0: {self}")
+
     def back(self, now: float) -> float:
         """When it is there: `now` (in seconds since the first midnight), or when it comes back."""
         since = (now - self.leaves * HOUR) % DAY  # it left

@@ -70,11 +70,13 @@ class RoundMessages:
     def _stages(self, round_: Round) -> Iterator[Stage]:
         """Those of the exchange, which may be of a user's package."""
         called = f"exchange={self.federation.config.exchange.name}: stages"
-        stages = self.federation.exchange.stages(round_.number, round_.cohort)
+        stages: Iterable[Any] = self.federation.exchange.stages(round_.number, round_.cohort)
         if not isinstance(stages, Iterable):
             raise FederationError(f"{called} must yield Stage objects, and returned {stages!r:.80}")
         clients = set(round_.cohort)
         for stage in stages:
+            if not isinstance(stage, Stage):
+                raise FederationError(f"{called} must yield Stage objects, and not {stage!r:.80}")
             for task in stage.tasks:
                 if task.client not in clients:
                     raise FederationError(

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 from torch import nn
 
-from orchestra_flwr.config import Plugin
+from orchestra_flwr.config import ConfigError, Plugin
 from orchestra_flwr.models.backbones import Backbone
 from orchestra_flwr.models.batch_norm import statistics_of
 
@@ -57,7 +57,14 @@ class Adaptation(Plugin, ABC):
             ConfigError: as :meth:`trained`.
         """
         state = backbone.state_dict(keep_vars=True)
-        frozen = state.keys() - self.trained(backbone)
+        trained = self.trained(backbone)
+        unknown = [None] if trained is None else sorted({*trained} - state.keys())
+        if unknown:
+            raise ConfigError(
+                f"adaptation: {type(self).__name__}.trained must name parameters and buffers of "
+                f"the backbone, and named {unknown[0]!r}"
+            )
+        frozen = state.keys() - trained
         for name in frozen:
             if isinstance(tensor := state[name], nn.Parameter):
                 tensor.requires_grad_(False)

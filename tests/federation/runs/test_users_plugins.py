@@ -39,6 +39,39 @@ PARTITION = """
         def split(self, labels, count, clients, seed):
             pass
 """
+SOLVER = """
+    from orchestra_flwr.clustering.solvers import Solver
+
+    class Mine(Solver):
+        def solve(self, points, previous, generator):
+            return RETURNED
+"""
+ADAPTATION = """
+    from orchestra_flwr.models.adaptations import Adaptation
+
+    class Mine(Adaptation):
+        def trained(self, backbone):
+            return RETURNED
+"""
+SOURCE = """
+    import torch
+    from orchestra_flwr.data import Dataset, ImageSet, Source
+
+    class Mine(Source):
+        channels = 1
+
+        def load(self):
+            images = torch.zeros(40, 1, 32, 32, dtype=torch.uint8)
+            images = ImageSet(images, torch.arange(40) % 3, ("a", "b"))
+            return RETURNED
+"""
+CLOCK = """
+    from orchestra_flwr.federation.clocks import Clock, Device
+
+    class Mine(Clock):
+        def devices(self, clients, seed):
+            return {client: RETURNED for client in clients[1:]}
+"""
 METHOD = """
     import torch
     from orchestra_flwr.methods import Contributes, Role
@@ -90,6 +123,26 @@ SLIPS = {
         ("exchange", stages("yield Stage((Task('x', ('m',)),))")),
     "exchange=mine: models must have different names without '/', one at least, not []":
         ("exchange", stages("yield Stage(())", models="()")),
+    "exchange=mine: stages must yield Stage objects, and not 3":
+        ("exchange", stages("yield 3")),
+    # A single row was copied to all centroids.
+    "clustering.solver: Mine.solve must return centroids (4, 16), and returned (1, 16)":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "points[:1]")),
+    "clustering.solver: Mine.solve must return centroids (4, 16), and returned None":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "None")),
+    # Nothing of the backbone was trained.
+    "adaptation: Mine.trained must name parameters and buffers of the backbone, and named 'layer'":
+        ("adaptation", ADAPTATION.replace("RETURNED", "{'layer'}")),
+    "adaptation: Mine.trained must name parameters and buffers of the backbone, and named None":
+        ("adaptation", ADAPTATION.replace("RETURNED", "None")),
+    "data=mine: Mine.load must return a Dataset, not a NoneType":
+        ("data", SOURCE.replace("% 3", "% 2").replace("RETURNED", "None")),
+    "data=mine: Mine must give labels from -1 to 1, positions in classes":
+        ("data", SOURCE.replace("RETURNED", "Dataset(self.data.name, images)")),
+    "clock=mine: Mine.devices has no Device for client 0":
+        ("clock", CLOCK.replace("RETURNED", "Device(1, 1, 1)")),
+    "ValueError: rates of a device must be above 0: Device(images_per_second=0":
+        ("clock", CLOCK.replace("RETURNED", "Device(0, 1, 1)")),
     "partition=mine: Mine.split must give the images of 4 clients, not of None":
         ("partition", PARTITION),
     "end_round contributed row, and release(config) announces rows":
@@ -105,9 +158,10 @@ SLIPS = {
 @pytest.mark.parametrize("line", SLIPS)
 def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line):
     kind, text = SLIPS[line]
-    folder = {"aggregation": "aggregations", "server_optimizer": "server_optimizers"}
+    folder = {"clustering.solver.name": "solvers", "data": "sources"}
     user_package({f"{folder.get(kind, kind + 's')}/mine.py": text})
-    chosen = ["method=simclr"] * (kind != "method") + [f"{kind}=mine"]
+    method = {"method": [], "clustering.solver.name": ["method=orchestra"]}
+    chosen = [*method.get(kind, ["method=simclr"]), f"{kind}=mine"]
     overrides = [*tiny_overrides, "plugins=[my_package]", *chosen, "federation.rounds=1"]
     overrides = without_unread(load_config(overrides), overrides)
     code = main([*overrides, f"run_dir={tmp_path / 'run'}"])
