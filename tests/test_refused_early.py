@@ -16,6 +16,7 @@ from orchestra_flwr.folder_lock import locked
 PHOTOS = ("data=image_folder", "data.root=photos", "engine=inline")
 FLAT = ("data=image_folder", "data.root=flat", "engine=inline")
 DECODE = image_rows.decode_files
+BEST_KNN = ("evaluation.keep=best", "evaluation.best_by=knn")
 NOISE = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
 
 
@@ -73,6 +74,8 @@ REFUSED = [
     ([*FLAT, "partition=iid", "data.test_share=0.2"], "data.test_share=0.2: the images have no"),
     ([*FLAT, "partition=iid", "method=supervised"], "method=supervised: learns from labels"),
     ([*FLAT, "partition=iid", "evaluation.clients=true"], "evaluation.clients=true"),
+    ([*FLAT, "partition=iid", "evaluation.keep=best"], "evaluation.best_by=effective_rank: the tr"),
+    ([*PHOTOS, *BEST_KNN], "evaluation.best_by=knn: there are no labelled test images"),
     ([*PHOTOS, "evaluation.clients=true"], "evaluation.clients=true"),
     ([*PHOTOS, "federation.clients=13"], "federation.clients=13: at most one client for each"),
     ([*PHOTOS, "data.train_limit=9"], "federation.clients=10: at most one client for each of"),
@@ -122,7 +125,11 @@ def test_a_run_that_another_process_continues(place, capsys, tiny_overrides, mon
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
-    [(["run_dir=taken"], "already holds a run"), (["host=0.0.0.0"], "keys server")],
+    [
+        (["run_dir=taken"], "already holds a run"),
+        (["host=0.0.0.0"], "keys server"),
+        ([*BEST_KNN], "evaluation.best_by=knn: there are no labelled test images"),
+    ],
 )
 def test_a_server_that_is_refused(place, capsys, arguments, names):
     labelled = ("data=image_folder", "data.root=photos")
