@@ -53,6 +53,7 @@ REFUSED = [
     ([*PHOTOS, "exchange=clusters", "privacy.clip=1", "federation.weighting=uniform"], "exchange"),
     ([*PHOTOS, "privacy.clip=1"], "federation.weighting"),
     ([*PHOTOS, "clustering=private"], "privacy.epsilon"),
+    ([*PHOTOS, "method=simclr", "exchange=tree", "exchange.mixes=10000000"], "exchange.mixes=1"),
     ([*PHOTOS, "privacy.k_min=500"], "privacy.k_min=500"),
     ([*PHOTOS, "method=simclr", *NOISE], "privacy.noise_multiplier=1: must be 0 in a simulation"),
     # the run's folder
