@@ -16,6 +16,8 @@ from orchestra_flwr.folder_lock import locked
 PHOTOS = ("data=image_folder", "data.root=photos", "engine=inline")
 FLAT = ("data=image_folder", "data.root=flat", "engine=inline")
 DECODE = image_rows.decode_files
+HUGE = 10**20
+MAE = ("method=mae", "model=vit_tiny", "model.width=24")
 BEST_KNN = ("evaluation.keep=best", "evaluation.best_by=knn")
 NOISE = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
 
@@ -53,6 +55,11 @@ REFUSED = [
     ([*PHOTOS, "exchange=clusters", "privacy.clip=1", "federation.weighting=uniform"], "exchange"),
     ([*PHOTOS, "privacy.clip=1"], "federation.weighting"),
     ([*PHOTOS, "clustering=private"], "privacy.epsilon"),
+    ([*PHOTOS, "method=dino", f"method.outputs={HUGE}"], f"method.outputs={HUGE}"),
+    ([*PHOTOS, "method=specloss", f"method.outputs={HUGE}"], f"method.outputs={HUGE}"),
+    ([*PHOTOS, "method=swav", f"method.prototypes={HUGE}"], f"method.prototypes={HUGE}"),
+    ([*PHOTOS, "method=simsiam", f"method.predictor_hidden={HUGE}"], "method.predictor_hidden="),
+    ([*PHOTOS, *MAE, f"method.decoder_depth={HUGE}"], f"method.decoder_depth={HUGE}"),
     ([*PHOTOS, "method=simclr", "exchange=tree", "exchange.mixes=10000000"], "exchange.mixes=1"),
     ([*PHOTOS, "privacy.k_min=500"], "privacy.k_min=500"),
     ([*PHOTOS, "method=simclr", *NOISE], "privacy.noise_multiplier=1: must be 0 in a simulation"),
