@@ -16,6 +16,9 @@ from orchestra_flwr.folder_lock import locked
 PHOTOS = ("data=image_folder", "data.root=photos", "engine=inline")
 FLAT = ("data=image_folder", "data.root=flat", "engine=inline")
 DECODE = image_rows.decode_files
+HUGE = 10**20
+MAE = ("method=mae", "model=vit_tiny", "model.width=24")
+BEST_KNN = ("evaluation.keep=best", "evaluation.best_by=knn")
 NOISE = ("privacy.clip=1", "privacy.noise_multiplier=1", "federation.weighting=uniform")
 
 
@@ -52,6 +55,12 @@ REFUSED = [
     ([*PHOTOS, "exchange=clusters", "privacy.clip=1", "federation.weighting=uniform"], "exchange"),
     ([*PHOTOS, "privacy.clip=1"], "federation.weighting"),
     ([*PHOTOS, "clustering=private"], "privacy.epsilon"),
+    ([*PHOTOS, "method=dino", f"method.outputs={HUGE}"], f"method.outputs={HUGE}"),
+    ([*PHOTOS, "method=specloss", f"method.outputs={HUGE}"], f"method.outputs={HUGE}"),
+    ([*PHOTOS, "method=swav", f"method.prototypes={HUGE}"], f"method.prototypes={HUGE}"),
+    ([*PHOTOS, "method=simsiam", f"method.predictor_hidden={HUGE}"], "method.predictor_hidden="),
+    ([*PHOTOS, *MAE, f"method.decoder_depth={HUGE}"], f"method.decoder_depth={HUGE}"),
+    ([*PHOTOS, "method=simclr", "exchange=tree", "exchange.mixes=10000000"], "exchange.mixes=1"),
     ([*PHOTOS, "privacy.k_min=500"], "privacy.k_min=500"),
     ([*PHOTOS, "method=simclr", *NOISE], "privacy.noise_multiplier=1: must be 0 in a simulation"),
     # the run's folder
@@ -73,6 +82,8 @@ REFUSED = [
     ([*FLAT, "partition=iid", "data.test_share=0.2"], "data.test_share=0.2: the images have no"),
     ([*FLAT, "partition=iid", "method=supervised"], "method=supervised: learns from labels"),
     ([*FLAT, "partition=iid", "evaluation.clients=true"], "evaluation.clients=true"),
+    ([*FLAT, "partition=iid", "evaluation.keep=best"], "evaluation.best_by=effective_rank: the tr"),
+    ([*PHOTOS, *BEST_KNN], "evaluation.best_by=knn: there are no labelled test images"),
     ([*PHOTOS, "evaluation.clients=true"], "evaluation.clients=true"),
     ([*PHOTOS, "federation.clients=13"], "federation.clients=13: at most one client for each"),
     ([*PHOTOS, "data.train_limit=9"], "federation.clients=10: at most one client for each of"),
@@ -122,7 +133,11 @@ def test_a_run_that_another_process_continues(place, capsys, tiny_overrides, mon
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
-    [(["run_dir=taken"], "already holds a run"), (["host=0.0.0.0"], "keys server")],
+    [
+        (["run_dir=taken"], "already holds a run"),
+        (["host=0.0.0.0"], "keys server"),
+        ([*BEST_KNN], "evaluation.best_by=knn: there are no labelled test images"),
+    ],
 )
 def test_a_server_that_is_refused(place, capsys, arguments, names):
     labelled = ("data=image_folder", "data.root=photos")

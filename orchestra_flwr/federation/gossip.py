@@ -24,7 +24,8 @@ class GossipSettings(Section):
     """Options under `exchange.` of all exchanges without a server."""
 
     mixing: Literal["metropolis", "uniform"] = "metropolis"
-    mixes: int = Field(1, ge=1)  # with the neighbours, after each round of training
+    # With the neighbours, after each round of training. Beyond, rounding errors grow without bound.
+    mixes: int = Field(1, ge=1, le=10**6)
 
 
 class Gossip(Exchange):

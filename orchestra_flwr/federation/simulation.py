@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.console.text import counted
+from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.engines.trial_step import core_seconds
 from orchestra_flwr.federation.population import (
@@ -22,6 +23,7 @@ from orchestra_flwr.federation.population import (
 from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
+from orchestra_flwr.federation.server.run_encoders import check_kept
 from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
@@ -60,13 +62,19 @@ def load_checked(config: Config) -> tuple[Config, Population]:
     classes_known = not sees_labels(config) or classes_of(config) is not None
     if classes_known:
         check_model(config, config.data.channels, begun=config.resume is not None)
-    population = load_population(config, partial(check_listing, config))
+    population = load_population(config, partial(_check_listing, config))
     check_split(config, population)
     named = with_class_names(config, population.dataset.train.classes)
     check_population(named, population)
+    check_kept(named, population.dataset)
     if not classes_known:
         check_model(named, named.data.channels, begun=config.resume is not None)
     return named, population
+
+
+def _check_listing(config: Config, dataset: Dataset) -> None:
+    check_listing(config, dataset)
+    check_kept(config, dataset)
 
 
 def simulate(

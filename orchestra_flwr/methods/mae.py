@@ -88,7 +88,7 @@ class MAE(OneBackbone):
         """Options under `method.` for method=mae."""
 
         mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
-        decoder_depth: int = Field(4, ge=1)  # blocks
+        decoder_depth: int = Field(4, ge=1, le=64)  # blocks
         augment: bool = False  # crops and flips, as the MAE paper; false: images as they are
 
     roles: ClassVar = {"decoder": Role.SHARED}

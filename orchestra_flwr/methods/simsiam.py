@@ -46,7 +46,7 @@ class SimSiam(SomeLabels):
         """Options under `method.` for method=simsiam."""
 
         # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
-        predictor_hidden: int | None = Field(None, ge=1)
+        predictor_hidden: int | None = Field(None, ge=1, le=2**17)
 
     roles: ClassVar = {"predictor": Role.SHARED}
 

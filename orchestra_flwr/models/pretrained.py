@@ -40,7 +40,8 @@ def pretrained_encoder(
         return _of_timm(key, name, weights, size)
     except ValueError as error:
         what = "no file or folder, and as a network of timm: "
-        raise ConfigError(f"{key}={name}: {what}{error}") from None
+        why = str(error).replace("model.weights=", f"{key}_weights=")
+        raise ConfigError(f"{key}={name}: {what}{why}") from None
 
 
 def _of_timm(key: str, name: str, weights: str, size: int | None) -> Encoder:

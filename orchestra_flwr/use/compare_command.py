@@ -20,6 +20,7 @@ from orchestra_flwr.data.image_files.decoding import decode_files
 from orchestra_flwr.evaluation import label_free_scores
 from orchestra_flwr.files import at_home, encoder_file, read_json, write_json
 from orchestra_flwr.methods import ordered_backbones
+from orchestra_flwr.methods.labels import with_class_names
 from orchestra_flwr.models import (
     Backbone,
     Encoder,
@@ -110,7 +111,8 @@ def _before(config: CompareConfig, device: torch.device) -> Callable[[Tensor], E
     run = at_home(config.after)
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"before: must be given, after={config.after} is no folder of a run")
-    begun = read_run(run, config.plugins)
+    # Names of classes may come from the run's images; no backbone depends on them.
+    begun = with_class_names(read_run(run, config.plugins), ("0", "1"))
     method = starting_learner(begun, begun.data.channels).method
     backbone = next(iter(ordered_backbones(method, begun.evaluation.backbone).values()))
     _check_start(run, begun, backbone)

@@ -42,7 +42,7 @@ def test_a_network_of_timm_with_its_weights(weights):
     [
         ("nowhere", "pretrained", "before=nowhere: no file or folder, and as a network of timm: "),
         (NAME, "x.pth", r"before_weights=x.pth: must be .* a file \*.safetensors"),
-        (NAME, "x.safetensors", "x.safetensors: no such file"),
+        (NAME, "x.safetensors", "before_weights=x.safetensors: no such file"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(name, weights, message):

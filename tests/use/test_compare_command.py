@@ -113,6 +113,18 @@ def test_by_default_it_is_held_against_the_runs_start(tiny_overrides, photos, tm
     assert {float(value) for value in differences} == {0.0}
 
 
+def test_the_start_of_a_run_whose_classes_came_from_its_images(
+    tiny_overrides, photos, tmp_path, command
+):
+    options = [o for o in tiny_overrides if not o.startswith(("clustering", "model.projector"))]
+    options += ["data=image_folder", f"data.root={photos}", "data.image_size=8"]
+    options += ["method=supervised", "model.norm=group", "partition=iid", "federation.rounds=0"]
+    assert simulate_main([*options, f"run_dir={tmp_path / 'run'}"]) == 0
+    code, out, err = command(f"after={tmp_path / 'run'}", f"images={photos}", "queries=0")
+    assert code == 0, err
+    assert [row[1] == row[2] for row in rows(out)[2:]] == [True] * 4
+
+
 def test_a_run_with_real_clients_is_held_against_its_start_as_well(
     tiny_overrides, photos, tmp_path, command, capsys
 ):

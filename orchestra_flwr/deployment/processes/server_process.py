@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from orchestra_flwr.deployment.watch.federation_status import FederationStatus
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
+from orchestra_flwr.federation.server.run_encoders import check_kept
 from orchestra_flwr.flower.deployed_app import PROJECT
 from orchestra_flwr.flower.superlink_control import SuperLinkError
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
@@ -119,13 +121,14 @@ def check_run(config: ServerConfig) -> None:
     """Checks what could prevent a run from starting at a server that is open.
 
     Raises:
-        ConfigError: wrong options of the method or the server's own images, more memory than this
-            machine has, or a package that is not installed.
+        ConfigError: wrong options of the method or the server's own images, images that cannot give
+            the score of `evaluation.keep=best`, more memory than this machine has, or a package
+            that is not installed.
     """
     check_model(config, config.data.channels, begun=config.resume is not None)
     check_trackers(config)
-    if config.has_images:
-        load_dataset(config.data)
+    check = partial(check_kept, config)
+    check(load_dataset(config.data, check) if config.has_images else None)
 
 
 def invitation(config: ServerConfig, port: int) -> str:

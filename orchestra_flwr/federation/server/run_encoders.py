@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.console.text import lookup
+from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Exchange
 from orchestra_flwr.federation.messages.fields import with_prefix
@@ -245,6 +246,21 @@ class BestEncoder:
     def summary(self) -> dict[str, Any]:
         """Entries of `summary.json`."""
         return {} if self.round is None else {"kept_round": self.round, "kept_by": self._by}
+
+
+def check_kept(config: Config, dataset: Dataset | None) -> None:
+    """Refuses, before a run begins, what :meth:`BestEncoder.check` would refuse in it.
+
+    Args:
+        dataset: the server's images, or their labels alone.
+
+    Raises:
+        ConfigError: says what is missing.
+    """
+    try:
+        BestEncoder(Evaluator(config, dataset)).check()
+    except FederationError as error:
+        raise ConfigError(str(error)) from None
 
 
 def statistics_of(record: Mapping[str, Any], name: str) -> str | None:

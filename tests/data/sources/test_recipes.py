@@ -161,5 +161,5 @@ def test_a_run_on_several_labels_has_a_mean_average_precision(
     assert "| mAP, " in shown.out and "kNN" not in shown.out
     assert "are evaluated by mean average precision (mAP) alone" in shown.out + shown.err
     assert main([*run[:-1], f"run_dir={tmp_path / 'best'}", "evaluation.keep=best",
-                 "evaluation.best_by=linear"]) == 1  # fmt: skip
+                 "evaluation.best_by=linear"]) == 2  # fmt: skip
     assert "images with several labels have no such score" in capsys.readouterr().err
