@@ -64,7 +64,8 @@ class DINO(KnowsChance, MomentumEncoder):
         """Options under `method.` for method=dino."""
 
         ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
-        outputs: int = Field(256, ge=2, le=2**17)  # K; the paper's 65536 outweigh all else
+        # K; the paper's 65536 would be more than all other weights.
+        outputs: int = Field(256, ge=2, le=2**17)
         student_temperature: float = Field(0.05, gt=0)
         teacher_temperature: float = Field(0.02, gt=0)
         centre_ema: float = Field(0.9, ge=0, lt=1)

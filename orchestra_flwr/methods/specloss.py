@@ -30,7 +30,8 @@ class SpecLoss(Projecting):
     class Settings(Section):
         """Options under `method.` for method=specloss."""
 
-        outputs: int = Field(32, ge=2, le=2**17)  # of the last layer; in the paper G
+        # Of the last layer; the Orchestra paper takes its G.
+        outputs: int = Field(32, ge=2, le=2**17)
 
     roles: ClassVar = {"clusters": Role.SHARED}
     views: ClassVar = VIEWS

@@ -90,7 +90,8 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
     class Settings(Section):
         """Options under `method.` for method=swav."""
 
-        prototypes: int = Field(30, ge=2, le=2**17)  # K; the paper's 3000 are three a class
+        # K; the paper's 3000 are three for each of its classes.
+        prototypes: int = Field(30, ge=2, le=2**17)
         temperature: float = Field(0.1, gt=0)
         regularisation: float = Field(0.02, ge=0.02)  # epsilon; below it float32 underflows
         iterations: int = Field(3, ge=1)
