@@ -76,6 +76,6 @@ def _at_chance(records: Sequence[Mapping[str, Any]], chance: Mapping[str, float]
             knob = "a smaller" if lowest > 1.05 * level else "another"
             lines.append(
                 f"the {name} loss stays at chance ({lowest:.3f}, and {level:.3f} without any "
-                f"learning): try {knob} training.lr, or more training.local_epochs"
+                f"learning): try {knob} training.lr, more training.local_epochs or another method"
             )
     return lines

@@ -45,9 +45,9 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
         config = load_config(["preset=adapt", photos(12)])
     assert (config.model.name, config.model.options["timm"]) == ("timm", "tf_efficientnet_lite0")
     assert config.model.first_weights == {"model.weights": "pretrained"}
-    assert (config.method.name, config.adaptation.name) == ("simclr", "norms")
+    assert (config.method.name, config.adaptation.name) == ("rotpred", "norms")
     assert (config.data.image_size, config.data.view_size) == (224, 64)
-    assert (config.federation.rounds, config.training.min_steps) == (8, 4)
+    assert (config.federation.rounds, config.training.min_steps) == (36, 4)
     assert config.model.batch_norm == "frozen"  # as its pretrained weights suggest
     assert config.partition.name == "iid"  # the default needs labels
     assert (config.evaluation.keep, config.evaluation.best_by) == ("best", "score")
@@ -80,7 +80,7 @@ def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
     gpu(1)
     config = load_config(["preset=adapt", photos(1000)])
     assert (config.data.image_size, config.data.view_size) == (224, 224)
-    assert config.federation.rounds == 8
+    assert config.federation.rounds == 36
     gpu(0)
     config = load_config(["preset=adapt", photos(1001), "device=cuda"])
     assert config.data.view_size == 224
@@ -163,15 +163,18 @@ def test_methods_that_learn_slowly_have_more_rounds(photos, caplog):
     assert (config.evaluation.every, config.training.min_steps) == (6, 4)
     assert config.federation.wire == "int8" and "gain for longer" in caplog.text
     assert config.method.views == "default"
-    assert config_of(photos(8), "method=rotpred").method.views == "plain"
-    byol = config_of(photos(10), "method=byol")
-    assert (byol.training.lr, byol.federation.rounds) == (0.003, 8)
-    assert byol.evaluation.every == 4
+    rotations, others = config_of(photos(8)), config_of(photos(10), "method=simclr")
+    assert (rotations.method.views, rotations.federation.rounds) == ("plain", 36)
+    assert (others.training.lr, others.federation.rounds) == (0.003, 8)
+    assert (others.evaluation.every, others.federation.wire) == (4, "float32")
 
 
 def test_many_clients_send_few_bits(photos):
-    assert config_of(photos(3), "federation.clients=50").federation.wire == "int8"
-    assert config_of(photos(4), "federation.clients=49").federation.wire == "float32"
+    many, fewer = (
+        config_of(photos(count), "method=simclr", f"federation.clients={count}")
+        for count in (50, 49)
+    )
+    assert (many.federation.wire, fewer.federation.wire) == ("int8", "float32")
 
 
 def config_of(*overrides):
@@ -181,7 +184,12 @@ def config_of(*overrides):
 def test_what_the_command_says_wins(photos):
     """Options of a choice that is not taken are left out with it."""
     config = config_of(
-        photos(5), "model=convnet", "federation.rounds=2", "adaptation=blocks", "adaptation.last=2"
+        photos(5),
+        "method=simclr",
+        "model=convnet",
+        "federation.rounds=2",
+        "adaptation=blocks",
+        "adaptation.last=2",
     )
     assert (config.model.name, config.federation.rounds) == ("convnet", 2)
     assert (config.adaptation.name, config.adaptation.options) == ("blocks", {"last": 2})
@@ -206,13 +214,14 @@ def test_reasons_are_of_what_was_chosen(photos, caplog):
 
 
 def test_a_server_without_images_chooses_by_its_clients(tmp_path):
-    config = load(ServerConfig, ["preset=adapt", "federation.min_clients=60"], all_read=True)
+    overrides = ["preset=adapt", "method=simclr", "federation.min_clients=60"]
+    config = load(ServerConfig, overrides, all_read=True)
     assert (config.federation.wire, config.federation.rounds) == ("int8", 8)
 
 
 def test_a_servers_own_images_change_nothing_that_only_simulations_read(photos):
     overrides = ["preset=adapt", "federation.min_clients=2", photos(7)]
-    assert load(ServerConfig, overrides, all_read=True).federation.rounds == 8
+    assert load(ServerConfig, overrides, all_read=True).federation.rounds == 36
 
 
 def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path, gpu):
