@@ -19,7 +19,7 @@ from orchestra_flwr.config import (
 )
 from orchestra_flwr.config.sections import MAX_THREADS
 from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
-from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
+from orchestra_flwr.deployment.keys.client_keys import check_name
 from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.extras import require
 from orchestra_flwr.privacy.client_ledger import ClientBounds
@@ -101,7 +101,7 @@ class ClientConfig(WithPlugins, Composed):
     file = "client"
 
     server: OptionalPathText  # taken as it is written: [::1]:8443 is no list
-    name: OptionalPathText = Field(pattern=f"^{NAME_PATTERN}$")
+    name: OptionalPathText
     data: ClientDataConfig
     method: ClientMethodConfig = ClientMethodConfig()
     training: ClientTrainingConfig
@@ -114,6 +114,11 @@ class ClientConfig(WithPlugins, Composed):
     watch: WatchConfig = WatchConfig()
     logging: ClientLoggingConfig = ClientLoggingConfig()
     encoder_megabytes: float = Field(2000, ge=0)  # of the largest encoder that it stores
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one(cls, value: str | None) -> str | None:
+        return None if value is None else check_name(value)
 
     @field_validator("state", mode="before")
     @classmethod

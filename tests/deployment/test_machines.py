@@ -153,7 +153,7 @@ def test_too_few_clients_are_told_by_the_key_that_a_server_has(overrides, says):
         (["server=a,b:8443"], "server=a,b:8443: must be HOST:PORT alone"),
         (["server=fl..example.org:1"], "server=fl..example.org:1: fl..example.org can be no"),
         (["server=example.org:1"], "data.root must name a folder or a zip"),
-        (["server=a:1", "data.root=x", "name=../up"], "name=../up: string should match"),
+        (["server=a:1", "data.root=x", "name=../up"], "'../up' is no name of a client: 1 to 64"),
         (["server=a:1", "data.root=x", "device=tpu"], "device=tpu: must be auto, cpu"),
         (["server=a:1", "data.root=x", "training.threads=0"], "training.threads=0: input"),
         (["training.lr=1"], "training.lr: unknown key"),
