@@ -119,7 +119,7 @@ SCAN = np.arange(-1000, 1000, 2000 / 1024).reshape(32, 32).astype(np.int16)
 
 
 def gray(content):
-    return decode_image(content, 32, channels=1)[0].astype(int)
+    return decode_image(content, 32)[0].astype(int)
 
 
 def test_a_scan_of_sixteen_bits_fills_eight(monkeypatch):
