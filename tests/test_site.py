@@ -34,7 +34,7 @@ def texts(site):
 def test_has_a_page_for_each_guide_and_nothing_of_the_build(site):
     pages = {page.relative_to(site).as_posix() for page in texts(site)}
     assert {f"{page.stem}.html" for page in PAGES} | {"index.html", "results/index.html"} <= pages
-    assert not list(site.rglob("*.py"))
+    assert all("plugin" in page.parts for page in site.rglob("*.py"))  # of results: to run them
 
 
 @pytest.mark.slow
