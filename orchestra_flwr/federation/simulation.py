@@ -12,6 +12,7 @@ from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.engines.trial_step import core_seconds
+from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.population import (
     Population,
     check_before_images,
@@ -90,7 +91,7 @@ def simulate(
 
     Raises:
         ConfigError: resources that this machine does not have.
-        FederationError: the run could not be completed.
+        FederationError: the run could not be completed, or the engine does not return its summary.
     """
     engine.message = progress.message
     _announce(config, population, engine, progress)
@@ -123,7 +124,13 @@ def simulate(
         starting.enter_context(
             progress.phase(f"starting the workers (engine={config.engine.name})")
         )
-        return engine.run(serve, len(population.parts))
+        summary: Any = engine.run(serve, len(population.parts))
+    if not isinstance(summary, dict):  # an engine may be of a user's package
+        raise FederationError(
+            f"engine={config.engine.name}: {type(engine).__name__}.run must return what serve "
+            f"returned, and returned {summary!r:.80}"
+        )
+    return summary
 
 
 def _first_evaluation(

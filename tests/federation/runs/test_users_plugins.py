@@ -17,10 +17,17 @@ OPTIMIZER = """
 
     class Mine(ElementwiseOptimizer):
         def initial_moments(self):
-            return {}
+            return MOMENTS
 
         def change(self, update, moments):
             return RETURNED
+"""
+ENGINE = """
+    from orchestra_flwr.federation.engines.inline import InlineEngine
+
+    class Mine(InlineEngine):
+        def run(self, serve, clients):
+            CALLED
 """
 EXCHANGE = """
     from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
@@ -102,6 +109,10 @@ def stages(yielded, models="('m',)"):
     return EXCHANGE.replace("MODELS", models).replace("YIELDED", yielded)
 
 
+def optimizer(returned, moments="{}"):
+    return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
+
+
 def method(name="'rows'", value="1.0", returned="{}"):
     return METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
 
@@ -110,19 +121,30 @@ SLIPS = {
     "AttributeError: 'Mine' object has no attribute 'nothing' (mine.py:6)":
         ("aggregation", AGGREGATION),
     "Mine.change must return (72,) values, those of the update, and returned None":
-        ("server_optimizer", OPTIMIZER.replace("RETURNED", "None")),
+        ("server_optimizer", optimizer("None")),
     "Mine.change must return (72,) values, those of the update, and returned (3,)":
-        ("server_optimizer", OPTIMIZER.replace("RETURNED", "update[:3]")),
+        ("server_optimizer", optimizer("update[:3]")),
     "KeyError: 'm' (mine.py:9)":
-        ("server_optimizer", OPTIMIZER.replace("RETURNED", "moments['m']")),
+        ("server_optimizer", optimizer("moments['m']")),
+    "Mine.initial_moments must return a dictionary of numbers, and returned None":
+        ("server_optimizer", optimizer("update", moments="None")),
+    "Mine.initial_moments must return a dictionary of numbers, and returned {'first': None}":
+        ("server_optimizer", optimizer("update", moments="{'first': None}")),
+    "engine=mine: Mine.run must return what serve returned, and returned None":
+        ("engine", ENGINE.replace("CALLED", "super().run(serve, clients)")),
     "exchange=mine: stages must yield Stage objects, and returned None":
         ("exchange", stages("pass")),
     "exchange: no model is called 'x': ['m']":
         ("exchange", stages("yield Stage(tuple(Task(c, ('x',)) for c in cohort))")),
     "exchange=mine: stages has a task for x, which is not in the round's cohort":
         ("exchange", stages("yield Stage((Task('x', ('m',)),))")),
-    "exchange=mine: models must have different names without '/', one at least, not []":
+    "exchange=mine: models must have different names without '/', one at least, not ()":
         ("exchange", stages("yield Stage(())", models="()")),
+    "exchange=mine: models must have different names without '/', one at least, not None":
+        ("exchange", stages("yield Stage(())", models="None")),
+    # They were taken for the models "i", "m" and "n".
+    "exchange=mine: models must have different names without '/', one at least, not 'min'":
+        ("exchange", stages("yield Stage(())", models="'min'")),
     "exchange=mine: stages must yield Stage objects, and not 3":
         ("exchange", stages("yield 3")),
     # A single row was copied to all centroids.
