@@ -3,7 +3,7 @@
 import pytest
 
 from orchestra_flwr.cli import main
-from orchestra_flwr.config import load_config, without_unread
+from orchestra_flwr.config import ConfigError, load_config, without_unread
 
 AGGREGATION = """
     from orchestra_flwr.federation.aggregations import RobustAggregation
@@ -46,6 +46,14 @@ PARTITION = """
         def split(self, labels, count, clients, seed):
             pass
 """
+CLUSTERING = """
+    from orchestra_flwr.clustering.clusterings.sinkhorn import Sinkhorn
+
+    class Mine(Sinkhorn):
+        @classmethod
+        def release(cls, config):
+            pass
+"""
 SOLVER = """
     from orchestra_flwr.clustering.solvers import Solver
 
@@ -85,6 +93,8 @@ METHOD = """
     from orchestra_flwr.methods.simclr import SimCLR
     from orchestra_flwr.privacy.release import Contribution, Release
 
+    RELEASE = Release({"rows": (1, 3)}, label="rows")
+
     class Mine(Contributes, SimCLR):
         roles = {"state": Role.SERVER}
 
@@ -94,7 +104,7 @@ METHOD = """
 
         @classmethod
         def release(cls, config):
-            return Release({"rows": (1, 3)}, label="rows")
+            return RELEASED
 
         def end_round(self, images, seed):
             return Contribution({NAME: torch.ones(1, 3)})
@@ -113,8 +123,9 @@ def optimizer(returned, moments="{}"):
     return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
 
 
-def method(name="'rows'", value="1.0", returned="{}"):
-    return METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
+def method(name="'rows'", value="1.0", returned="{}", released="RELEASE"):
+    text = METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
+    return text.replace("RELEASED", released)
 
 
 SLIPS = {
@@ -191,3 +202,17 @@ def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line
         printed for printed in capsys.readouterr().err.splitlines() if printed.startswith("error: ")
     ]
     assert code in (1, 2) and len(errors) == 1 and line in errors[0]
+
+
+def test_what_is_no_release_is_refused(user_package):
+    user_package({"clusterings/mine.py": CLUSTERING, "methods/mine.py": method(released="3")})
+    with pytest.raises(
+        ConfigError,
+        match=r"clustering=mine: Mine\.release must return a Release, and returned None",
+    ):  # its clients would contribute nothing
+        load_config(["plugins=[my_package]", "method=orchestra", "clustering=mine"])
+    with pytest.raises(
+        ConfigError,
+        match=r"method=mine: Mine\.release must return a Release or None, and returned 3",
+    ):
+        load_config(["plugins=[my_package]", "method=mine"])
