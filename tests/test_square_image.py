@@ -75,6 +75,20 @@ def test_deep_gray_is_scaled_and_not_clipped(dtype: type):
     assert np.abs(image[0] - _gradient(32, 32)[:, :, 0] * 255).max() <= 1
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_pixels_that_are_not_finite_are_named_and_left_out(value: float, tmp_path: Path, caplog):
+    """One infinite pixel made all others black."""
+    values = _gradient(32, 32)[:, :, 0].astype(np.float32)
+    values[3, 4] = value
+    (tmp_path / "hot.tiff").write_bytes(_file(Image.fromarray(values), "tiff"))
+    _picture().save(tmp_path / "good.png")
+    with pytest.raises(ValueError, match=r"hot\.tiff: pixels are infinite or NaN"):
+        square_image(tmp_path / "hot.tiff", 32)
+    data = {"name": "image_folder", "root": str(tmp_path), "cache": str(tmp_path / "cache")}
+    assert len(load_dataset(DataConfig.model_validate(data)).train) == 1
+    assert "hot.tiff" in caplog.text and "pixels are infinite or NaN" in caplog.text
+
+
 def test_a_palette_with_transparency_is_read_quietly(recwarn: pytest.WarningsRecorder):
     palette = _picture().convert("P")
     decode_image(_file(palette, transparency=bytes(range(256))), 32)
