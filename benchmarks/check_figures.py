@@ -159,13 +159,32 @@ def _is_row(line: str) -> bool:
     return line.startswith("|")
 
 
+def options(arguments: list[str]) -> dict[str, str]:
+    """What the command line says.
+
+    Raises:
+        SystemExit: an unknown option, or a count that is none.
+    """
+    chosen = {"count": "30"}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in ("count", "seed") or not equals:
+            raise SystemExit(f"error: {argument}: must be one of count, seed, as KEY=VALUE")
+        chosen[key] = value
+    if chosen["count"] != "all" and not chosen["count"].isdecimal():
+        raise SystemExit(f"error: count={chosen['count']}: must be a number or all")
+    return chosen
+
+
 def main(arguments: list[str]) -> int:
     """Checks cells that are drawn at random, or all."""
-    options = dict(argument.split("=", 1) for argument in arguments)
-    to_check = cells()
-    count = options.get("count", "30")
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    chosen = options(arguments)
+    to_check, count = cells(), chosen["count"]
     if count != "all":
-        to_check = random.Random(options.get("seed")).sample(
+        to_check = random.Random(chosen.get("seed")).sample(
             to_check, min(int(count), len(to_check))
         )
     wrong = 0

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from orchestra_flwr.config import Config, ConfigError, load_config, override_text, path_keys
 from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.data.sources.stored import store
@@ -16,6 +18,7 @@ Report = Callable[[dict[str, Any]], None]
 STORED = "stored"  # the source of images from Python
 
 
+@torch.inference_mode(False)  # training needs gradients, also within a caller's torch.no_grad()
 def simulate(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     dataset: Any = None,

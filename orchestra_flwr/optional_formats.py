@@ -120,7 +120,7 @@ def _eight_bits(content: bytes, *, colour: bool) -> NDArray[np.uint8]:
 
     def values(strip: NDArray[Any]) -> NDArray[np.float64]:
         scaled = strip if colour else apply_modality_lut(strip, header)
-        return np.nan_to_num(np.asarray(scaled, dtype=np.float64))
+        return finite_values(scaled)
 
     window = _window(header)
     if window is None or colour:
@@ -133,6 +133,11 @@ def _eight_bits(content: bytes, *, colour: bool) -> NDArray[np.uint8]:
         shares = ((values(strip) - low) / max(high - low, 1e-9)).clip(0, 1)
         converted.append((255 * (1 - shares if inverted else shares)).round().astype(np.uint8))
     return np.concatenate(converted)
+
+
+def finite_values(values: NDArray[Any]) -> NDArray[np.float64]:
+    """An image's values in float64; those that are infinite or NaN, which scale nothing, are 0."""
+    return np.nan_to_num(np.asarray(values, dtype=np.float64), posinf=0.0, neginf=0.0)
 
 
 def _window(header: Any) -> tuple[float, float] | None:

@@ -288,7 +288,7 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
 def _values(image: Image.Image) -> Iterator[NDArray[np.float64]]:
     """The values of each strip."""
     for box in _strips(image):
-        yield np.nan_to_num(np.asarray(image.crop(box), dtype=np.float64))
+        yield optional_formats.finite_values(np.asarray(image.crop(box)))
 
 
 def _resized(image: Image.Image, turn: Image.Transpose | None, size: int) -> NDArray[np.uint8]:

@@ -255,6 +255,16 @@ assert not heavy, heavy
         _ = orchestra_flwr.other
 
 
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+def test_it_trains_where_gradients_are_off(block, tmp_path, tiny_overrides):
+    plain = simulate([*tiny_overrides, f"run_dir={tmp_path / 'plain'}"])
+    with block():
+        result = simulate([*tiny_overrides, f"run_dir={tmp_path / 'run'}"])
+        assert not torch.is_grad_enabled()
+    states = (each.encoder.state_dict() for each in (plain, result))
+    assert all(map(torch.equal, *(state.values() for state in states)))
+
+
 @pytest.mark.slow
 def test_workers_of_ray_see_the_images_that_were_passed(tmp_path, tiny_overrides):
     results = []

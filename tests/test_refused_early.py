@@ -102,6 +102,12 @@ def test_nothing_is_read_for_a_simulation_that_is_refused(place, capsys, argumen
     assert sorted(place.rglob("*")) == before
 
 
+def test_an_aggregation_that_memory_cannot_hold(place, capsys, monkeypatch):
+    monkeypatch.setattr("orchestra_flwr.federation.aggregations.usable_memory", lambda: 10**6)
+    assert main([*PHOTOS, "aggregation=median", "logging.progress=off"]) == 2
+    assert "aggregation=median holds the models of 10 clients at once" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("extra", ["tensorboard", "wandb", "mlflow"])
 def test_an_extra_that_is_missing(place, capsys, monkeypatch, extra):
     find_spec = importlib.util.find_spec

@@ -75,6 +75,16 @@ def test_deep_gray_is_scaled_and_not_clipped(dtype: type):
     assert np.abs(image[0] - _gradient(32, 32)[:, :, 0] * 255).max() <= 1
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_pixel_that_is_not_finite_is_black_and_scales_nothing(value: float):
+    """One infinite pixel made all others black."""
+    values = _gradient(32, 32)[:, :, 0].astype(np.float32) * 300
+    good = values.copy()
+    values[3, 4], good[3, 4] = value, 0
+    images = [decode_image(_file(Image.fromarray(v), "tiff"), 32) for v in (values, good)]
+    assert (images[0] == images[1]).all() and images[0].max() == 255
+
+
 def test_a_palette_with_transparency_is_read_quietly(recwarn: pytest.WarningsRecorder):
     palette = _picture().convert("P")
     decode_image(_file(palette, transparency=bytes(range(256))), 32)

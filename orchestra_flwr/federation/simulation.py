@@ -7,11 +7,14 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from orchestra_flwr.config import Config
+from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import Dataset
+from orchestra_flwr.federation.aggregations import held_memory
 from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.engines.trial_step import core_seconds
+from orchestra_flwr.federation.errors import FederationError
+from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.federation.population import (
     Population,
     check_before_images,
@@ -28,7 +31,7 @@ from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
-from orchestra_flwr.training import check_model, resolve_device, starting_learner
+from orchestra_flwr.training import build_learner, check_model, resolve_device, starting_learner
 
 
 @contextmanager
@@ -62,6 +65,7 @@ def load_checked(config: Config) -> tuple[Config, Population]:
     classes_known = not sees_labels(config) or classes_of(config) is not None
     if classes_known:
         check_model(config, config.data.channels, begun=config.resume is not None)
+        _check_held_memory(config)
     population = load_population(config, partial(_check_listing, config))
     check_split(config, population)
     named = with_class_names(config, population.dataset.train.classes)
@@ -70,6 +74,21 @@ def load_checked(config: Config) -> tuple[Config, Population]:
     if not classes_known:
         check_model(named, named.data.channels, begun=config.resume is not None)
     return named, population
+
+
+def _check_held_memory(config: Config) -> None:
+    """Refuses an aggregation that holds more than this machine's memory.
+
+    Raises:
+        ConfigError: as :func:`held_memory`.
+    """
+    if config.aggregation.plugin.holds_results:
+        learner = build_learner(config, config.data.channels)
+        size = Schemas.of(learner, config).shared.size
+        try:
+            held_memory(config, size, config.federation.clients)
+        except FederationError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _check_listing(config: Config, dataset: Dataset) -> None:
@@ -90,7 +109,7 @@ def simulate(
 
     Raises:
         ConfigError: resources that this machine does not have.
-        FederationError: the run could not be completed.
+        FederationError: the run could not be completed, or the engine does not return its summary.
     """
     engine.message = progress.message
     _announce(config, population, engine, progress)
@@ -123,7 +142,13 @@ def simulate(
         starting.enter_context(
             progress.phase(f"starting the workers (engine={config.engine.name})")
         )
-        return engine.run(serve, len(population.parts))
+        summary: Any = engine.run(serve, len(population.parts))
+    if not isinstance(summary, dict):  # an engine may be of a user's package
+        raise FederationError(
+            f"engine={config.engine.name}: {type(engine).__name__}.run must return what serve "
+            f"returned, and returned {summary!r:.80}"
+        )
+    return summary
 
 
 def _first_evaluation(

@@ -51,9 +51,19 @@ class Contributes(ABC):
 
 
 def release_of(config: Config) -> Release | None:
-    """What clients of a run send beside their state; None: nothing."""
+    """What clients of a run send beside their state; None: nothing.
+
+    Raises:
+        ValueError: the method, of a user's package, returns something else.
+    """
     plugin = config.method.plugin
-    return plugin.release(config) if issubclass(plugin, Contributes) else None
+    release = plugin.release(config) if issubclass(plugin, Contributes) else None
+    if not isinstance(release, Release | None):
+        raise ValueError(
+            f"method={config.method.name}: {plugin.__name__}.release must return a Release or "
+            f"None, and returned {release!r:.80}"
+        )
+    return release
 
 
 def weight_of(config: Config, images: int, contributions: Mapping[str, Tensor]) -> float:

@@ -123,8 +123,18 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
 
     @classmethod
     def release(cls, config: Config) -> Release:
-        """What the clustering sends."""
-        release: Release = config.clustering.plugin.release(config)
+        """What the clustering sends.
+
+        Raises:
+            ValueError: the clustering, of a user's package, does not say it.
+        """
+        plugin = config.clustering.plugin
+        release = plugin.release(config)
+        if not isinstance(release, Release):
+            raise ValueError(
+                f"clustering={config.clustering.name}: {plugin.__name__}.release must return a "
+                f"Release, and returned {release!r:.80}"
+            )
         return release
 
     def role(self, name: str) -> Role:

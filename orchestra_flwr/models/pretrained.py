@@ -39,9 +39,8 @@ def pretrained_encoder(
     try:
         return _of_timm(key, name, weights, size)
     except ValueError as error:
-        what = "no file or folder, and as a network of timm: "
-        why = str(error).replace("model.weights=", f"{key}_weights=")
-        raise ConfigError(f"{key}={name}: {what}{why}") from None
+        what = "no file or folder, and as a network of timm"
+        raise ConfigError(f"{key}={name}: {what}: {error}") from None
 
 
 def _of_timm(key: str, name: str, weights: str, size: int | None) -> Encoder:
@@ -53,5 +52,7 @@ def _of_timm(key: str, name: str, weights: str, size: int | None) -> Encoder:
     spec = EncoderSpec(model=model, channels=3, image_size=size, normalise=images.normalise)
     with torch.random.fork_rng(devices=[]):  # random weights come first
         encoder = Encoder(spec)
-    encoder.backbone.load_weights()
+    network = encoder.backbone
+    assert isinstance(network, Timm)
+    network.load_weights(f"{key}_weights")
     return encoder

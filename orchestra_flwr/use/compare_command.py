@@ -37,7 +37,7 @@ from orchestra_flwr.square_image import fit_channels
 from orchestra_flwr.training import begins_trained, resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
 from orchestra_flwr.use.image_embeddings import opened_images
-from orchestra_flwr.use.label_files import check_enough, check_known, labels_by_folder, read_table
+from orchestra_flwr.use.label_files import check_enough, known_labels, labels_by_folder, read_table
 from orchestra_flwr.use.neighbours_page import write_neighbours_page
 from orchestra_flwr.use.use_config import CompareConfig
 
@@ -144,8 +144,8 @@ def _labels(config: CompareConfig, files: list[ImageFile]) -> dict[str, str] | N
     if config.labels == FOLDERS:
         labels = labels_by_folder(config.labels, files)
     else:
-        labels = read_table(config.labels)
-        check_known(config.labels, labels, config.images, {printable(f.name) for f in files})
+        table, names = read_table(config.labels), {printable(file.name) for file in files}
+        labels = known_labels(config.labels, table, config.images, names)
     check_enough(config.labels, labels)
     return labels
 

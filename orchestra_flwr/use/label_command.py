@@ -26,8 +26,8 @@ from orchestra_flwr.use.few_label_classifier import (
 from orchestra_flwr.use.image_embeddings import embed, key_of, loaded_encoder, opened_images
 from orchestra_flwr.use.label_files import (
     check_enough,
-    check_known,
     is_table,
+    known_labels,
     labels_by_folder,
     read_table,
 )
@@ -78,8 +78,7 @@ def _labels_by_path(config: LabelConfig) -> dict[str, str]:
     labels_by_path = read_table(config.labels)
     with opened_images(config.images, "images") as (_, listed):
         names = {printable(file.name) for file in without_results(listed, config, "images")}
-    check_known(config.labels, labels_by_path, config.images, names)
-    return labels_by_path
+    return known_labels(config.labels, labels_by_path, config.images, names)
 
 
 def _labels_by_folder(config: LabelConfig) -> dict[str, str]:

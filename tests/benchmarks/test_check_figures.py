@@ -68,6 +68,14 @@ def test_so_many_are_drawn_by_the_seed(check_figures, capsys):
     assert capsys.readouterr().out == first
 
 
+def test_help_and_what_is_no_option(check_figures, capsys):
+    assert check_figures.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("Checks the figures")
+    for argument in ("sed=3", "7", "count=some"):
+        with pytest.raises(SystemExit, match=f"error: {argument}: must be "):
+            check_figures.main([argument])
+
+
 def test_rounding_is_that_of_the_printed_decimals(check_figures):
     def right(printed, *recorded):
         return check_figures.Cell("", "", "", printed, recorded).is_right

@@ -50,3 +50,12 @@ def test_what_cannot_be_read_is_one_line(name, weights, message):
     with pytest.raises(ConfigError, match=message) as error:
         pretrained_encoder("before", name, weights=weights)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_keeps_its_name_in_the_message(tmp_path):
+    pytest.importorskip("timm", reason="needs the extra timm")
+    (tmp_path / "model.weights=1.safetensors").write_bytes(b"no weights")
+    file = str(tmp_path / "model.weights=1.safetensors")
+    with pytest.raises(ConfigError) as error:
+        pretrained_encoder("before", NAME, weights=file)
+    assert f"before_weights={file}: cannot be loaded for model.timm={NAME}" in str(error.value)

@@ -81,3 +81,8 @@ def test_one_round_below_chance_or_too_few_rounds_are_no_reason():
     assert run_warnings(GOOD, records("rotation", 2.0, 2.0, 1.2, 2.0), chance) == []
     assert run_warnings(GOOD, records("rotation", 2.0, 2.0), chance) == []
     assert run_warnings(GOOD, records("cluster", 9.0, 9.0, 9.0), chance) == []
+
+
+def test_the_round_of_the_early_warning():
+    """A third of the rounds, five at least, and never the last, behind which the end says it."""
+    assert [module.early_round(rounds) for rounds in (0, 3, 5, 6, 36)] == [None, None, None, 5, 12]

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.use.label_files import check_enough, check_known, is_table, read_table
+from orchestra_flwr.use.label_files import check_enough, is_table, known_labels, read_table
 
 
 def table(tmp_path, text, name="labels.csv"):
@@ -80,5 +80,12 @@ def test_too_few_classes_or_images():
 
 def test_unknown_paths():
     with pytest.raises(ConfigError, match=r"x.csv: b.jpg and 1 more cannot be found .* images=p"):
-        check_known("x.csv", {"a.jpg": "", "b.jpg": "", "c.jpg": ""}, "p", {"a.jpg"})
-    check_known("x.csv", {"a.jpg": ""}, "p", {"a.jpg", "d.jpg"})
+        known_labels("x.csv", {"a.jpg": "", "b.jpg": "", "c.jpg": ""}, "p", {"a.jpg"})
+    assert known_labels("x.csv", {"a.jpg": "x"}, "p", {"a.jpg", "d.jpg"}) == {"a.jpg": "x"}
+
+
+def test_the_form_of_accents_may_differ():
+    labels = {"é.jpg": "x", "b.jpg": "y"}
+    known = {"e\u0301.jpg", "b.jpg"}
+    found = known_labels("x.csv", labels, "p", known)
+    assert found == {"e\u0301.jpg": "x", "b.jpg": "y"}

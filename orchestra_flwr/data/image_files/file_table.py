@@ -3,8 +3,10 @@
 import csv
 import io
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 
 from orchestra_flwr.config import ConfigError
@@ -78,6 +80,18 @@ def read_table(
         file, *cells = (_from_text((row[column] or "").strip()) for column in columns)
         lines.append((line, [posixpath.normpath(file) if file else "", *cells]))
     return lines
+
+
+def named_files(listed: Collection[str], files: Collection[str]) -> dict[str, str]:
+    """For each name in a table the file that it means.
+
+    That of the same name, else the one that differs in the Unicode form alone: macOS may store an
+    accent as a character of its own, where a table has one character for letter and accent. A name
+    that means no file is there as it is.
+    """
+    same, form = {*files}, partial(unicodedata.normalize, "NFC")
+    others = {form(name): name for name in same.difference(listed)}
+    return {name: name if name in same else others.get(form(name), name) for name in listed}
 
 
 def _as_text(cell: str) -> str:

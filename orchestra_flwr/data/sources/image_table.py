@@ -9,7 +9,7 @@ from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions, GroupOptions
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile
-from orchestra_flwr.data.image_files.file_table import read_table
+from orchestra_flwr.data.image_files.file_table import named_files, read_table
 from orchestra_flwr.data.image_files.image_rows import Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
 from orchestra_flwr.data.sources import Source, within_limits
@@ -123,15 +123,18 @@ def _listed(
     keys = {name.lower(): f"{key}={name}" for key, name in chosen.items() if name}
     listed: dict[str, tuple[ImageFile, list[str]]] = {}
     missing = []
-    for line, (name, *cells) in read_table(key, path, columns, keys):
+    lines = read_table(key, path, columns, keys)
+    names = named_files({name for _, (name, *_) in lines}, named)
+    for line, (name, *cells) in lines:
         if not name:
             raise ConfigError(f"{key}={path}: line {line} has no {options.file}")
-        if name not in named:
+        if names[name] not in named:
             missing.append(name)
             continue
-        if named[name].name in listed:
+        image = named[names[name]]
+        if image.name in listed:
             raise ConfigError(f"{key}={path}: line {line}: {printable(name)} is listed twice")
-        listed[named[name].name] = named[name], cells
+        listed[image.name] = image, cells
     if not listed:
         such = f", such as {printable(missing[0])}" if missing else ""
         raise ConfigError(

@@ -53,7 +53,7 @@ class EncoderDelivery:
     folder: RunFolder
     # Of the run. A client may take `federation.round_timeout` to fetch the encoder, and
     # `federation.min_clients` are waited for even if none has been met, as when a finished run is
-    # resumed.
+    # resumed; with `federation.rounds=0` those alone that have been met.
     config: Config
     show: Callable[[str], None]  # takes a line about what happened
     _: KW_ONLY
@@ -123,6 +123,9 @@ class EncoderDelivery:
         busy: Set[str] = frozenset(),
     ) -> dict[str, str]:
         """Returns the word of each client that answered; for a failure, what is shown of it."""
+        federation = self.config.federation
+        # A run without rounds needs no clients, and so waits for none to come.
+        least = federation.min_clients or 0 if federation.rounds else 0
         description, digest = encoder.with_suffix(".json").read_text(), file_sha256(encoder)
         offer = ConfigRecord(
             {
@@ -143,10 +146,10 @@ class EncoderDelivery:
                 arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})
                 content = RecordDict({ARRAYS: arrays, CONFIG: offer})
                 words |= dict.fromkeys(wanted, "")
-                words |= dict(self._ask(wanted, content, self.config.federation.round_timeout))
+                words |= dict(self._ask(wanted, content, federation.round_timeout))
             answers |= {name: word for name, word in words.items() if word}
             missing = self._able(self.members.met | expected) - answers.keys()
-            over = not missing and len(answers) >= (self.config.federation.min_clients or 0)
+            over = not missing and len(answers) >= least
             over &= not self.members.some_are_new
             over |= time.monotonic() >= deadline
             have = {name for name, word in answers.items() if word == STORED}

@@ -1,7 +1,7 @@
 """The federation's rounds on the server: one loop for every engine."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -38,16 +38,16 @@ from orchestra_flwr.federation.server.run_encoders import (
 )
 from orchestra_flwr.federation.server.run_privacy import RunPrivacy
 from orchestra_flwr.federation.server.run_records import (
+    chance_losses,
     overhead,
     round_record,
     run_summary,
-    usual_batch,
     usual_steps,
 )
 from orchestra_flwr.federation.server.starting_models import frozen_weights, starting_models
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.fingerprints import fingerprint_of
-from orchestra_flwr.methods import KnowsChance, ordered_backbones, release_of
+from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.models import Backbone, tensors_sha256
 from orchestra_flwr.reporting import (
     Progress,
@@ -59,7 +59,7 @@ from orchestra_flwr.reporting import (
 )
 from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
-from orchestra_flwr.reporting.run_warnings import run_warnings
+from orchestra_flwr.reporting.run_warnings import early_round, losses_at_chance, run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
 from orchestra_flwr.training import begins_trained, cores_for_clients
 from orchestra_flwr.training.process_memory import used_memory
@@ -187,6 +187,7 @@ class FederationRun:
         position = position or Position(round=-1)
         for number in range(position.round + 1, self.config.federation.rounds + 1):
             position = self._round(number, position)
+            self._warn_early(number)
             self.folder.summary.unlink(missing_ok=True)  # of a finished run that gets more rounds
         metrics = self.folder.read_metrics()
         self._evaluate_last(metrics[-1])
@@ -257,6 +258,15 @@ class FederationRun:
         self._show(record, report, evaluation[0])
         self._share(number)
         return position
+
+    def _warn_early(self, number: int) -> None:
+        """Says once, while there is time to stop the run, which losses are still at chance."""
+        rounds = self.config.federation.rounds
+        if number == early_round(rounds):
+            metrics = self.folder.read_metrics()
+            chance = chance_losses(self.config, self.learner.method, metrics)
+            for line in losses_at_chance(metrics, chance):
+                self.progress.message(f"WARNING: after {number} of {rounds} rounds {line}")
 
     def _after(self, position: Position, report: RoundReport, round_: Round) -> Position:
         """The position, with what is remembered of the round that has just ended."""
@@ -344,9 +354,7 @@ class FederationRun:
             **self.privacy.summary(position.drawn),
             "versions": self.versions,
         }
-        chance: Mapping[str, float] = {}
-        if isinstance(method, KnowsChance) and metrics:
-            chance = method.chance_losses(usual_batch(self.config, metrics))
+        chance = chance_losses(self.config, method, metrics)
         steps = usual_steps(self.config, metrics)
         if warnings := run_warnings(summary, metrics, chance, steps):
             summary["warnings"] = warnings

@@ -61,10 +61,10 @@ class Models:
         names: Sequence[str],
         folder: Path | None = None,
     ) -> None:
-        if not 0 < len(names) == len(set(names)) or any(not n or "/" in n for n in names):
+        if not _are_names(names):
             raise FederationError(
                 f"exchange={config.exchange.name}: models must have different names without '/', "
-                f"one at least, not {list(names)}"
+                f"one at least, not {names!r:.80}"
             )
         self.learner = learner
         self.schemas = schemas
@@ -246,6 +246,14 @@ class Models:
             self._rows[name][...] = packed[Role.SHARED]
             packed[Role.SHARED] = self._rows[name]
         return packed
+
+
+def _are_names(names: Any) -> bool:
+    """Whether these are different names, one at least; an exchange may be of a user's package."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        return False
+    are_texts = all(isinstance(name, str) and name and "/" not in name for name in names)
+    return are_texts and 0 < len(names) == len(set(names))
 
 
 def _rows_on_disk(folder: Path, names: Sequence[str], size: int) -> dict[str, np.ndarray]:

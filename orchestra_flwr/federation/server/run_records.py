@@ -13,7 +13,7 @@ from orchestra_flwr.federation.server.evaluator import OF_STATISTICS, Evaluator,
 from orchestra_flwr.federation.server.round import Round
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import BestEncoder, statistics_of
-from orchestra_flwr.methods import Method, ordered_backbones
+from orchestra_flwr.methods import KnowsChance, Method, ordered_backbones
 
 # What a round's record may hold of the clients and models; the kept round's stand in the summary.
 OF_ROUND = ("unsupervised", "drift", "clients_own", "models", "nodes", "consensus", "exchange")
@@ -69,6 +69,15 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
 def usual_batch(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
     """Images of a batch of a client that has as many as the last round's clients on average."""
     return _usual_batches(config, records[-1])[0]
+
+
+def chance_losses(
+    config: Config, method: Method, records: Sequence[Mapping[str, Any]]
+) -> Mapping[str, float]:
+    """By the names of a method's losses, their values where nothing was learned, if it has some."""
+    if not (isinstance(method, KnowsChance) and records):
+        return {}
+    return method.chance_losses(usual_batch(config, records))
 
 
 def usual_steps(config: Config, records: Sequence[Mapping[str, Any]]) -> int:

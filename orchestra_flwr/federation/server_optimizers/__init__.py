@@ -7,7 +7,8 @@ write Delta for that change, m and v for its first and second moment, tau for `e
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from numbers import Real
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -72,9 +73,16 @@ class ElementwiseOptimizer(ServerOptimizer):
 
     def __init__(self, settings: Section, size: int) -> None:
         super().__init__(settings, size)
+        initial: Any = self.initial_moments()
+        starts = initial.values() if isinstance(initial, Mapping) else (initial,)
+        if not all(isinstance(start, Real) for start in starts):
+            raise FederationError(
+                f"{type(self).__name__}.initial_moments must return a dictionary of numbers, and "
+                f"returned {initial!r:.80}"
+            )
         self._moments = {
             name: np.full(size, start, np.float32) if start else np.zeros(size, np.float32)
-            for name, start in self.initial_moments().items()
+            for name, start in initial.items()
         }
         self._steps = np.zeros(1, np.int64)
 

@@ -120,14 +120,18 @@ class Timm(Backbone):
         state = SimpleNamespace(named_parameters=self.model.state_dict().items)
         return [{f"model.{name}" for name in names} for names in group(state, matcher).values()]
 
-    def load_weights(self) -> None:
-        """Loads `model.weights`, which timm adapts to the images' channels and size."""
+    def load_weights(self, key: str = "model.weights") -> None:
+        """Loads `model.weights`, which timm adapts to the images' channels and size.
+
+        Raises:
+            ConfigError: names the key: there is no such file, or its weights do not fit.
+        """
         weights = self.settings.weights
         if weights is None:
             return
         file = None if weights == PUBLISHED else weights
         if file and not Path(file).is_file():
-            raise ConfigError(f"model.weights={file}: no such file")
+            raise ConfigError(f"{key}={file}: no such file")
         source = {"pretrained_cfg_overlay": {"file": file}} if file else {}
         if not file:
             log_the_hub_once()
@@ -140,17 +144,17 @@ class Timm(Backbone):
             )
         except Exception as error:  # of the network, the hub's library, or what is in the file
             hint = "is it of this model?" if file else "without internet access, name a file"
-            raise self._not_loaded(f"{hint} ({_one_line(error)})") from error
+            raise self._not_loaded(key, f"{hint} ({_one_line(error)})") from error
         # Buffers may hold fixed tables, which are equal in both.
         names = (name for name, _ in self.model.named_parameters())
         missing = [name for name in names if _is_random(trained[name], random[name])]
         if missing:  # timm leaves what it finds nothing for as it was
-            raise self._not_loaded(f"is it of this model? It has no {missing[0]}")
+            raise self._not_loaded(key, f"is it of this model? It has no {missing[0]}")
         self.model.load_state_dict(trained)
 
-    def _not_loaded(self, reason: str) -> ConfigError:
+    def _not_loaded(self, key: str, reason: str) -> ConfigError:
         return ConfigError(
-            f"model.weights={self.settings.weights}: cannot be loaded for "
+            f"{key}={self.settings.weights}: cannot be loaded for "
             f"model.timm={self.settings.timm}, {reason}"
         )
 

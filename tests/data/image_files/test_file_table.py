@@ -2,11 +2,12 @@
 
 import csv
 import io
+import unicodedata
 
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.image_files.file_table import read_file_table, table_text
+from orchestra_flwr.data.image_files.file_table import named_files, read_file_table, table_text
 
 FORMULAS = ["=1+1", '=HYPERLINK("x")', "+SUM(A1)", "-2+3", "@SUM(1)", "-", "'=1", "''@x"]
 PLAIN = ["cat", "a=b", "1.5", "-1", "+2.5e3", "'quoted'", "", "it's", "-0.25"]
@@ -87,3 +88,17 @@ def test_columns_that_are_not_read_may_share_a_name(tmp_path):
     file = tmp_path / "labels.csv"
     file.write_text("path,,label,\na.jpg,3,cat,4\n")
     assert read_file_table("labels", str(file), ("path", "label")) == {"a.jpg": "cat"}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_file_is_found_whatever_the_form_of_its_accents(form: str):
+    """macOS writes u and two dots; on Linux both names can be in a folder."""
+    composed, taken_apart = "ü/é.jpg", unicodedata.normalize("NFD", "ü/é.jpg")
+    file = unicodedata.normalize(form, composed)
+    for listed in (composed, taken_apart):
+        assert named_files([listed, "a.jpg"], [file, "b.jpg"]) == {listed: file, "a.jpg": "a.jpg"}
+    both = [composed, taken_apart]
+    assert named_files(both, both) == {composed: composed, taken_apart: taken_apart}
+    assert named_files([file], both) == {file: file}
+    other = ({*both} - {file}).pop()
+    assert named_files(both, [file]) == {file: file, other: other}  # only one of them is there

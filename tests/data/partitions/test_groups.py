@@ -40,6 +40,12 @@ def test_a_table_says_who_has_what(tmp_path):
     assert _split(2, csv=table) == {"0": [0, 2, 4], "1": [1, 3]}
 
 
+def test_a_table_may_write_accents_otherwise(tmp_path):
+    files = tuple(file.replace("cat", "e\u0301") for file in FILES)
+    lines = [f"{file.replace('cat', 'é')},{i % 2}" for i, file in enumerate(FILES)]
+    assert _split(2, _images(files), csv=_table(tmp_path, "file,group", *lines))["0"] == [0, 2, 4]
+
+
 def test_files_of_an_image_folder(tmp_path):
     for position, file in enumerate(FILES):
         path = tmp_path / "photos" / "train" / file

@@ -47,6 +47,11 @@ def test_the_listed_images_alone_in_the_tables_order(config, tmp_path):
     assert shown(load_dataset(config(LINES, root=str(packed))).train) == [4, 0, 8]
 
 
+def test_a_table_may_write_accents_otherwise(config, tmp_path):
+    (tmp_path / "images" / "b").rename(tmp_path / "images" / "e\u0301te\u0301")
+    assert shown(load_dataset(config(LINES.replace("b/", "été/"))).train) == [4, 0, 8]
+
+
 def test_images_without_an_owner_are_said_to_be_of_one(config, caplog):
     train = load_dataset(config(LINES.replace("south", ""), group="camera")).train
     assert train.files == ("north/4.png", "%/0.png", "%/8.png")

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestra_flwr.cli import main
-from orchestra_flwr.config import load_config, without_unread
+from orchestra_flwr.config import ConfigError, load_config, without_unread
 
 AGGREGATION = """
     from orchestra_flwr.federation.aggregations import RobustAggregation
@@ -17,10 +17,17 @@ OPTIMIZER = """
 
     class Mine(ElementwiseOptimizer):
         def initial_moments(self):
-            return {}
+            return MOMENTS
 
         def change(self, update, moments):
             return RETURNED
+"""
+ENGINE = """
+    from orchestra_flwr.federation.engines.inline import InlineEngine
+
+    class Mine(InlineEngine):
+        def run(self, serve, clients):
+            CALLED
 """
 EXCHANGE = """
     from orchestra_flwr.federation.exchanges import Exchange, Stage, Task
@@ -37,6 +44,14 @@ PARTITION = """
 
     class Mine(Partition):
         def split(self, labels, count, clients, seed):
+            pass
+"""
+CLUSTERING = """
+    from orchestra_flwr.clustering.clusterings.sinkhorn import Sinkhorn
+
+    class Mine(Sinkhorn):
+        @classmethod
+        def release(cls, config):
             pass
 """
 SOLVER = """
@@ -78,6 +93,8 @@ METHOD = """
     from orchestra_flwr.methods.simclr import SimCLR
     from orchestra_flwr.privacy.release import Contribution, Release
 
+    RELEASE = Release({"rows": (1, 3)}, label="rows")
+
     class Mine(Contributes, SimCLR):
         roles = {"state": Role.SERVER}
 
@@ -87,7 +104,7 @@ METHOD = """
 
         @classmethod
         def release(cls, config):
-            return Release({"rows": (1, 3)}, label="rows")
+            return RELEASED
 
         def end_round(self, images, seed):
             return Contribution({NAME: torch.ones(1, 3)})
@@ -102,27 +119,43 @@ def stages(yielded, models="('m',)"):
     return EXCHANGE.replace("MODELS", models).replace("YIELDED", yielded)
 
 
-def method(name="'rows'", value="1.0", returned="{}"):
-    return METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
+def optimizer(returned, moments="{}"):
+    return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
+
+
+def method(name="'rows'", value="1.0", returned="{}", released="RELEASE"):
+    text = METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
+    return text.replace("RELEASED", released)
 
 
 SLIPS = {
     "AttributeError: 'Mine' object has no attribute 'nothing' (mine.py:6)":
         ("aggregation", AGGREGATION),
     "Mine.change must return (72,) values, those of the update, and returned None":
-        ("server_optimizer", OPTIMIZER.replace("RETURNED", "None")),
+        ("server_optimizer", optimizer("None")),
     "Mine.change must return (72,) values, those of the update, and returned (3,)":
-        ("server_optimizer", OPTIMIZER.replace("RETURNED", "update[:3]")),
+        ("server_optimizer", optimizer("update[:3]")),
     "KeyError: 'm' (mine.py:9)":
-        ("server_optimizer", OPTIMIZER.replace("RETURNED", "moments['m']")),
+        ("server_optimizer", optimizer("moments['m']")),
+    "Mine.initial_moments must return a dictionary of numbers, and returned None":
+        ("server_optimizer", optimizer("update", moments="None")),
+    "Mine.initial_moments must return a dictionary of numbers, and returned {'first': None}":
+        ("server_optimizer", optimizer("update", moments="{'first': None}")),
+    "engine=mine: Mine.run must return what serve returned, and returned None":
+        ("engine", ENGINE.replace("CALLED", "super().run(serve, clients)")),
     "exchange=mine: stages must yield Stage objects, and returned None":
         ("exchange", stages("pass")),
     "exchange: no model is called 'x': ['m']":
         ("exchange", stages("yield Stage(tuple(Task(c, ('x',)) for c in cohort))")),
     "exchange=mine: stages has a task for x, which is not in the round's cohort":
         ("exchange", stages("yield Stage((Task('x', ('m',)),))")),
-    "exchange=mine: models must have different names without '/', one at least, not []":
+    "exchange=mine: models must have different names without '/', one at least, not ()":
         ("exchange", stages("yield Stage(())", models="()")),
+    "exchange=mine: models must have different names without '/', one at least, not None":
+        ("exchange", stages("yield Stage(())", models="None")),
+    # They were taken for the models "i", "m" and "n".
+    "exchange=mine: models must have different names without '/', one at least, not 'min'":
+        ("exchange", stages("yield Stage(())", models="'min'")),
     "exchange=mine: stages must yield Stage objects, and not 3":
         ("exchange", stages("yield 3")),
     # A single row was copied to all centroids.
@@ -169,3 +202,17 @@ def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line
         printed for printed in capsys.readouterr().err.splitlines() if printed.startswith("error: ")
     ]
     assert code in (1, 2) and len(errors) == 1 and line in errors[0]
+
+
+def test_what_is_no_release_is_refused(user_package):
+    user_package({"clusterings/mine.py": CLUSTERING, "methods/mine.py": method(released="3")})
+    with pytest.raises(
+        ConfigError,
+        match=r"clustering=mine: Mine\.release must return a Release, and returned None",
+    ):  # its clients would contribute nothing
+        load_config(["plugins=[my_package]", "method=orchestra", "clustering=mine"])
+    with pytest.raises(
+        ConfigError,
+        match=r"method=mine: Mine\.release must return a Release or None, and returned 3",
+    ):
+        load_config(["plugins=[my_package]", "method=mine"])

@@ -71,10 +71,10 @@ def folder(tmp_path, tiny):
 def deliver(folder, monkeypatch, tiny):
     monkeypatch.setattr(encoder_delivery, "POLL_SECONDS", 0)
 
-    def make(network, wait=60.0, every=None, least=0, **more):
+    def make(network, wait=60.0, every=None, least=0, rounds=3, **more):
         shown = []
         config = tiny()
-        federation = config.federation.model_copy(update={"min_clients": least})
+        federation = config.federation.model_copy(update={"min_clients": least, "rounds": rounds})
         config = config.model_copy(update={"federation": federation})
         delivery = EncoderDelivery(
             network, network, folder, config, shown.append, every=every, wait=wait, **more
@@ -144,6 +144,14 @@ def test_after_a_run_was_resumed_that_was_over_clients_are_waited_for(deliver):
     network.away_until["a"] = 3
     delivery, _ = deliver(network, least=1)
     assert delivery.at_the_end()["clients"] == ["a"]
+
+
+def test_without_rounds_nobody_need_come(deliver):
+    network = Network(a=["stored"])
+    network.met.clear()
+    network.away_until["a"] = 3
+    sent = deliver(network, least=1, rounds=0)[0].at_the_end()
+    assert network.looks == 1 and sent["clients"] == sent["without"] == []
 
 
 def test_who_is_met_after_a_restart_changes_nothing_for_the_others(deliver, folder):

@@ -112,6 +112,20 @@ def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
     assert chance["rotation"] == pytest.approx(math.log(4)) and chance["cluster"] > 0
 
 
+@pytest.mark.parametrize(("rate", "lines"), [(1e-9, 1), (0.03, 0)])
+def test_a_loss_at_chance_is_named_once_while_the_run_goes_on(config, rate, lines):
+    config = config("method=rotpred", f"training.lr={rate}", "federation.rounds=7",
+                    "training.local_epochs=6", "evaluation.every=7")  # fmt: skip
+    said = []
+    with make_progress("off", 7) as progress:
+        progress.message = said.append
+        summary = federate(config, RunFolder.create(config), progress)
+    said = [line for line in said if line.startswith("WARNING: after 5 of 7 rounds the rotation")]
+    assert len(said) == lines
+    of_end = [line for line in summary.get("warnings", ()) if line.startswith("the rotation")]
+    assert len(of_end) == lines  # whatever was said before
+
+
 def test_chance_is_that_of_the_batches_that_clients_have(config, monkeypatch):
     """30 images a client, and batches of 20 or more: one of all of them."""
     seen = []
