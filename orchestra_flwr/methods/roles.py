@@ -29,4 +29,7 @@ def role_of(name: str, roles: Mapping[str, Role]) -> Role:
         role = roles.get(".".join(parts[:length]))
         if role is not None:
             return role
-    raise ValueError(f"the tensor {name} has no role: its method must say who owns it")
+    raise ValueError(
+        f"the tensor {name} has no role: return one from role(name), or in a family add it to the "
+        f'class attribute, roles = {{"{parts[0]}": Role.SHARED}}'
+    )
