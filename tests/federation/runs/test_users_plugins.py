@@ -32,6 +32,15 @@ EXCHANGE = """
         def stages(self, round_, cohort):
             YIELDED
 """
+SENT = """
+    from orchestra_flwr.federation.aggregations import RobustAggregation
+
+    class Mine(RobustAggregation):
+        def combine(self, states, weights):
+            centre = self.sent
+            centre += 1
+            return centre
+"""
 CLUSTERING = """
     import torch
     from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS, Clustering
@@ -128,6 +137,9 @@ def method(name="'rows'", value="1.0", returned="{}"):
 SLIPS = {
     "AttributeError: 'Mine' object has no attribute 'nothing' (mine.py:6)":
         ("aggregation", AGGREGATION),
+    # The server's copy of what clients were sent was changed.
+    "ValueError: output array is read-only (mine.py:7)":
+        ("aggregation", SENT),
     "Mine.change must return (72,) values, those of the update, and returned None":
         ("server_optimizer", OPTIMIZER.replace("RETURNED", "None")),
     "Mine.change must return (72,) values, those of the update, and returned (3,)":
