@@ -30,6 +30,6 @@ def role_of(name: str, roles: Mapping[str, Role]) -> Role:
         if role is not None:
             return role
     raise ValueError(
-        f"the tensor {name} has no role: return one from role(name), or in a family add it to the "
-        f'class attribute, roles = {{"{parts[0]}": Role.SHARED}}'
+        f"the tensor {name} has no role: return one from role(name), or in a family add {parts[0]} "
+        "to the class attribute roles; Role.SHARED travels, LOCAL and TRANSIENT stay on the client"
     )

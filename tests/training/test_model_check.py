@@ -37,7 +37,7 @@ BROKEN = {
         "            self.extra = torch.nn.Linear(2, 2)",
     # Said what is wrong, at a line of this package, and not what to write.
     "ValueError: the tensor extra.weight has no role: return one from role(name), or in a family "
-    'add it to the class attribute, roles = {"extra": Role.SHARED}':
+    "add extra to the class attribute roles; Role.SHARED travels, LOCAL and TRANSIENT stay on the":
         "def __init__(self, config, channels):\n"
         "            super().__init__(config, channels)\n"
         "            self.extra = torch.nn.Linear(2, 2)",
