@@ -59,7 +59,9 @@ class Room:
         """
         plugin = self.get(name, packages)
         if plugin is None:
-            raise PluginError(must_be_one_of(name, [*self.found(packages)]))
+            lacking = [p for p in packages if not importlib.util.find_spec(f"{p}.{self.name}")]
+            hint = "".join(f"; {package} has no folder {self.name}/" for package in lacking)
+            raise PluginError(must_be_one_of(name, [*self.found(packages)]) + hint)
         return plugin
 
     def get(self, name: str, packages: Sequence[str] = ()) -> type[Any] | None:

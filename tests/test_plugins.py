@@ -57,6 +57,12 @@ def test_a_package_needs_no_room_of_each_kind(user_package):
     assert list(SHIFTS.found(("my_package",))) == OURS
 
 
+def test_a_package_without_the_folder_of_a_kind_is_named_beside_an_unknown_name(user_package):
+    """Its plug-in is in `shift/`, as the group of the configuration is called."""
+    user_package({"shift/mine.py": plugin("Mine")})
+    assert refused("mine", "my_package").endswith("; my_package has no folder shifts/")
+
+
 def test_plugins_are_listed_in_the_order_of_the_packages(user_package):
     user_package({"shifts/beta.py": plugin("B"), "shifts/alpha.py": plugin("A")})
     user_package({"shifts/aaa.py": plugin("First")}, package="another")

@@ -29,4 +29,7 @@ def role_of(name: str, roles: Mapping[str, Role]) -> Role:
         role = roles.get(".".join(parts[:length]))
         if role is not None:
             return role
-    raise ValueError(f"the tensor {name} has no role: its method must say who owns it")
+    raise ValueError(
+        f"the tensor {name} has no role: return one from role(name), or in a family add {parts[0]} "
+        "to the class attribute roles; Role.SHARED travels, LOCAL and TRANSIENT stay on the client"
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,46 @@ class Release:
     def empty(self) -> "Contribution":
         """Arrays without rows, for a client that may not contribute."""
         return Contribution({name: torch.zeros(0, width) for name, (_, width) in self.rows.items()})
+
+    def check(self, contribution: Any) -> None:
+        """Refuses, before it leaves the client, what `end_round` returned and is not as announced.
+
+        Raises:
+            ValueError: no :class:`Contribution`, missing arrays, arrays of another shape, or rows
+                without noise of fewer than `min_images` images or of an unknown number.
+        """
+        if not isinstance(contribution, Contribution):
+            kind = type(contribution).__name__
+            raise ValueError(f"end_round must return a Contribution, and returned a {kind}")
+        arrays: Mapping[str, Any] = contribution.arrays
+        smallest = contribution.smallest_group
+        if missing := [name for name in self.rows if name not in arrays]:
+            raise ValueError(
+                f"end_round contributed {', '.join(arrays) or 'nothing'}, and release(config) "
+                f"announces {', '.join(missing)}"
+            )
+        for name, (rows, width) in self.rows.items():
+            array = arrays[name]
+            if not isinstance(array, Tensor):
+                kind = type(array).__name__
+                raise ValueError(f"end_round: {name} must be a tensor, and is a {kind}")
+            if array.dim() != 2 or len(array) > rows or array.shape[1] != width:
+                raise ValueError(
+                    f"end_round: {name} of shape {tuple(array.shape)}, and release(config) "
+                    f"announces (up to {rows}, {width})"
+                )
+        if self.min_images is None or self.is_private or not any(map(len, arrays.values())):
+            return
+        if smallest is None:
+            raise ValueError(
+                f"end_round must say smallest_group, since release(config) has "
+                f"min_images={self.min_images}"
+            )
+        if smallest < self.min_images:
+            raise ValueError(
+                f"end_round made rows of {smallest} images, and release(config) has "
+                f"min_images={self.min_images}"
+            )
 
     def check_images(self, count: int) -> None:
         """Refuses a delta that allows a mechanism to publish one of `count` images.

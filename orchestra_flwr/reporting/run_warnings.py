@@ -7,9 +7,10 @@ from orchestra_flwr.console.text import ACCURACIES, counted, lookup, percent
 
 SPREADS = {"feature_std": "feature_std", "effective_rank": "effective rank"}
 COLLAPSED = 0.5  # of what it was before training
+AT_CHANCE = 0.999  # of a loss without any learning: what is above this is no learning either
 MIN_ROUNDS = 3  # after which a loss should have left chance
-# Rounds, and the share of a run's, after which a loss at chance is named while the run goes on. Of
-# the 138 committed runs that are long enough it was in 32, and in 30 of them it stayed there.
+# Rounds, and the share of a run's, after which a loss at chance is named while the run goes on.
+# Earlier, many losses that leave chance later would be named.
 EARLY_ROUNDS, EARLY = 5, 1 / 3
 # Steps of training, before which 5 % or more of BatchNorm's averages (of momentum .1) is still what
 # they began with. That can cost an encoder more than it has learned.
@@ -83,7 +84,7 @@ def losses_at_chance(
     for name, level in chance.items():
         losses = [loss for r in records if (loss := lookup(r, "loss", name)) is not None]
         lowest = min(losses[len(losses) // 2 :], default=0.0)
-        if len(losses) >= MIN_ROUNDS and lowest >= level:
+        if len(losses) >= MIN_ROUNDS and lowest >= AT_CHANCE * level:
             knob = "a smaller" if lowest > 1.05 * level else "another"
             lines.append(
                 f"the {name} loss stays at chance ({lowest:.3f}, and {level:.3f} without any "

@@ -151,7 +151,9 @@ def _contribution(
     if not (contribute and seed.round >= release.first_round):
         return release.empty()
     with passes_in(config.training.precision, images.device.type):
-        return method.end_round(images, seed)
+        contribution = method.end_round(images, seed)
+    release.check(contribution)
+    return contribution
 
 
 def _epochs(

@@ -5,7 +5,7 @@ client in the first round, mostly at a line of this package.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -117,13 +117,16 @@ def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
             _check_features(name, backbone(batch.views[0]), backbone.dim)
         step = method.loss(batch)
         _check_step(step)
+        losses = dict(step.losses)
         for name, term in learner.terms.items():
-            _check_losses({name: cast(Term, term).loss(method, batch, step)})
+            losses[f"terms.{name}"] = loss = cast(Term, term).loss(method, batch, step)
+            _check_losses({name: loss})
     if not torch.equal(torch.get_rng_state(), before):
         raise _BrokenContractError(
             "it draws from torch's global random numbers (torch.rand without a generator, or "
             "dropout): draw from batch.generator, or the same seed does not give the same bits"
         )
+    _check_gradients(losses.values(), learner)
 
 
 def _random_batch(learner: Learner, config: Config, channels: int) -> Batch:
@@ -157,6 +160,18 @@ def _check_step(step: Any) -> None:
         raise _BrokenContractError("no loss has a gradient: something is detached or frozen")
     for name, features in step.features.items():
         _check_sequence(features, Tensor, f"Step(features): {name}")
+
+
+def _check_gradients(losses: Iterable[Tensor], learner: Learner) -> None:
+    parameters = [p for p in learner.parameters() if p.requires_grad]
+    total = torch.stack([loss.float() for loss in losses]).sum()
+    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    pairs = zip(learner.trained(), gradients, strict=True)
+    if missing := [name for name, gradient in pairs if gradient is None]:
+        names = ", ".join(missing[:3]) + (" and others" if missing[3:] else "")
+        raise _BrokenContractError(
+            f"no gradient reaches {names}: use them in the loss, or requires_grad_(False)"
+        )
 
 
 def _check_losses(losses: Mapping[str, Any]) -> None:

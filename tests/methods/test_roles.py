@@ -21,5 +21,5 @@ def test_the_longest_entry_decides(name, role):
 
 @pytest.mark.parametrize("name", ["network.weight", "head.net", ""])
 def test_there_is_no_default(name):
-    with pytest.raises(ValueError, match=f"^the tensor {name} has no role: its method must say"):
+    with pytest.raises(ValueError, match=f"^the tensor {name} has no role: return one from"):
         role_of(name, ROLES)

@@ -72,6 +72,9 @@ def test_a_loss_that_stays_at_chance_is_named():
     (line,) = run_warnings(GOOD, records("rotation", 1.2, 1.3, 1.39, 1.4), chance)
     assert line.startswith("the rotation loss stays at chance (1.390")
     assert "another training.lr" in line and "training.local_epochs" in line
+    # Centroids that are all alike: the assignments say nothing.
+    (line,) = run_warnings(GOOD, records("rotation", 1.38629, 1.38629, 1.38629), chance)
+    assert line.startswith("the rotation loss stays at chance (1.386, and 1.386 without any")
     (line,) = run_warnings(GOOD, records("rotation", 1.2, 1.5, 2.0, 2.1), chance)
     assert "a smaller training.lr" in line
 

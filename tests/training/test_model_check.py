@@ -30,6 +30,17 @@ BROKEN = {
     "no loss has a gradient: something is detached or frozen":
         "def loss(self, batch):\n"
         "            return Step({'a': super().loss(batch).losses['contrastive'].detach()})",
+    "no gradient reaches extra.weight, extra.bias: use them in the loss, or requires_grad_(False)":
+        "roles = {'extra': Role.SHARED}\n"
+        "        def __init__(self, config, channels):\n"
+        "            super().__init__(config, channels)\n"
+        "            self.extra = torch.nn.Linear(2, 2)",
+    # Said what is wrong, at a line of this package, and not what to write.
+    "ValueError: the tensor extra.weight has no role: return one from role(name), or in a family "
+    "add extra to the class attribute roles; Role.SHARED travels, LOCAL and TRANSIENT stay on the":
+        "def __init__(self, config, channels):\n"
+        "            super().__init__(config, channels)\n"
+        "            self.extra = torch.nn.Linear(2, 2)",
     "Step(features): backbone must be a sequence of Tensor objects":
         "def loss(self, batch):\n"
         "            return Step(super().loss(batch).losses, {'backbone': batch.views[0]})",
@@ -57,6 +68,18 @@ def test_a_method_that_breaks_its_contract_is_refused_in_one_line(tiny, user_pac
         check_model(tiny("plugins=[my_package]", "method=mine"), 1)
     assert str(error.value).startswith("method=mine: ")
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_target_that_was_not_added_is_said(tiny, user_package):
+    user_package({"methods/mine.py": """
+        from orchestra_flwr.methods.families import MomentumEncoder
+
+        class Mine(MomentumEncoder):
+            def loss(self, batch):
+                return self.target_projections(batch.views)
+    """})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"no target: call add_target\(\) at the end of __init__"):
+        check_model(tiny("plugins=[my_package]", "method=mine"), 1)
 
 
 def test_a_backbone_of_another_width_is_refused(tiny, user_package):

@@ -46,9 +46,14 @@ class Aggregation(Plugin, ABC):
 
     @property
     def sent(self) -> np.ndarray:
-        """(size,) float32 state that the clients were sent; a state minus this is an update."""
+        """(size,) float32 state that the clients were sent; a state minus this is an update.
+
+        It cannot be changed.
+        """
         assert self._sent is not None
-        return self._sent()
+        sent = self._sent().view()
+        sent.flags.writeable = False
+        return sent
 
     @abstractmethod
     def add(self, values: np.ndarray, weight: float) -> None:

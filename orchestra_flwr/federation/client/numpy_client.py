@@ -178,11 +178,6 @@ class OrchestraClient(NumPyClient):
             result = self._train(work) if train else self._observe(work)
         return_freed_memory()  # before the reply is packed, which takes two models' memory
         contributed = result.contribution.arrays
-        if missing := [name for name in self.contributes if name not in contributed]:
-            raise ValueError(
-                f"end_round contributed {', '.join(contributed) or 'nothing'}, and release(config) "
-                f"announces {', '.join(missing)}"
-            )
         arrays = [contributed[name].float().cpu().numpy() for name in self.contributes]
         if train:
             arrays = [*self._trained(work), *arrays]

@@ -46,6 +46,8 @@ class MomentumEncoder(KeepsState, Projecting):
 
     def target(self, name: str) -> nn.Module:
         """The target's copy of a module."""
+        if TARGET + name not in self._modules:
+            raise AttributeError("there is no target: call add_target() at the end of __init__")
         return self.get_submodule(TARGET + name)
 
     @torch.no_grad()

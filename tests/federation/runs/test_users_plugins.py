@@ -39,6 +39,30 @@ EXCHANGE = """
         def stages(self, round_, cohort):
             YIELDED
 """
+SENT = """
+    from orchestra_flwr.federation.aggregations import RobustAggregation
+
+    class Mine(RobustAggregation):
+        def combine(self, states, weights):
+            centre = self.sent
+            centre += 1
+            return centre
+"""
+CLUSTERING = """
+    import torch
+    from orchestra_flwr.clustering.clusterings import LOCAL_CENTROIDS, Clustering
+    from orchestra_flwr.privacy.release import Contribution, Release
+
+    class Mine(Clustering):
+        @classmethod
+        def release(cls, config):
+            shape = 2, config.model.projector_dim
+            return Release({LOCAL_CENTROIDS: shape}, label="means", min_images=2, first_round=0)
+
+        def end_round(self, images, seed):
+            rows = torch.ones(2, self.shape[1])
+            return RETURNED
+"""
 PARTITION = """
     from orchestra_flwr.data import Partition
 
@@ -46,7 +70,7 @@ PARTITION = """
         def split(self, labels, count, clients, seed):
             pass
 """
-CLUSTERING = """
+SILENT_CLUSTERING = """
     from orchestra_flwr.clustering.clusterings.sinkhorn import Sinkhorn
 
     class Mine(Sinkhorn):
@@ -123,6 +147,10 @@ def optimizer(returned, moments="{}"):
     return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
 
 
+def clustering(returned):
+    return CLUSTERING.replace("RETURNED", returned)
+
+
 def method(name="'rows'", value="1.0", returned="{}", released="RELEASE"):
     text = METHOD.replace("NAME", name).replace("VALUE", value).replace("RETURNED", returned)
     return text.replace("RELEASED", released)
@@ -131,6 +159,9 @@ def method(name="'rows'", value="1.0", returned="{}", released="RELEASE"):
 SLIPS = {
     "AttributeError: 'Mine' object has no attribute 'nothing' (mine.py:6)":
         ("aggregation", AGGREGATION),
+    # The server's copy of what clients were sent was changed.
+    "ValueError: output array is read-only (mine.py:7)":
+        ("aggregation", SENT),
     "Mine.change must return (72,) values, those of the update, and returned None":
         ("server_optimizer", optimizer("None")),
     "Mine.change must return (72,) values, those of the update, and returned (3,)":
@@ -178,6 +209,18 @@ SLIPS = {
         ("clock", CLOCK.replace("RETURNED", "Device(0, 1, 1)")),
     "partition=mine: Mine.split must give the images of 4 clients, not of None":
         ("partition", PARTITION),
+    "end_round must return a Contribution, and returned a dict":
+        ("clustering", clustering("{LOCAL_CENTROIDS: rows}")),
+    "end_round: local_centroids must be a tensor, and is a ndarray":
+        ("clustering", clustering("Contribution({LOCAL_CENTROIDS: rows.numpy()}, 2)")),
+    "end_round: local_centroids of shape (4, 16), and release(config) announces (up to 2, 16)":
+        ("clustering", clustering("Contribution({LOCAL_CENTROIDS: rows.repeat(2, 1)}, 2)")),
+    # Nobody saw how few images a row was of.
+    "end_round must say smallest_group, since release(config) has min_images=2":
+        ("clustering", clustering("Contribution({LOCAL_CENTROIDS: rows})")),
+    # They left the client, and the server dropped them.
+    "end_round made rows of 1 images, and release(config) has min_images=2":
+        ("clustering", clustering("Contribution({LOCAL_CENTROIDS: rows}, 1)")),
     "end_round contributed row, and release(config) announces rows":
         ("method", method(name="'row'")),
     "method=mine: update_server_state must return a dictionary of what is recorded, {} for "
@@ -193,7 +236,8 @@ def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line
     kind, text = SLIPS[line]
     folder = {"clustering.solver.name": "solvers", "data": "sources"}
     user_package({f"{folder.get(kind, kind + 's')}/mine.py": text})
-    method = {"method": [], "clustering.solver.name": ["method=orchestra"]}
+    orchestra = ["method=orchestra"]
+    method = {"method": [], "clustering": orchestra, "clustering.solver.name": orchestra}
     chosen = [*method.get(kind, ["method=simclr"]), f"{kind}=mine"]
     overrides = [*tiny_overrides, "plugins=[my_package]", *chosen, "federation.rounds=1"]
     overrides = without_unread(load_config(overrides), overrides)
@@ -205,7 +249,8 @@ def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line
 
 
 def test_what_is_no_release_is_refused(user_package):
-    user_package({"clusterings/mine.py": CLUSTERING, "methods/mine.py": method(released="3")})
+    text = method(released="3")
+    user_package({"clusterings/mine.py": SILENT_CLUSTERING, "methods/mine.py": text})
     with pytest.raises(
         ConfigError,
         match=r"clustering=mine: Mine\.release must return a Release, and returned None",
