@@ -29,6 +29,7 @@ from orchestra_flwr.reporting import RunFolder
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAIR = "knn / linear"
 DEVIATION = "sd "
+GAIN = "gain "
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*|-?\.\d+")
 AS_THEY_ARE = ("score", "effective_rank", "lidar")  # all other scores are fractions, printed in %
 COUNTS: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -112,7 +113,10 @@ class _Runs:
         self.folder = folder
 
     def values(self, names: Sequence[str], measure: str) -> list[float]:
-        """Means over the runs of one or several keys of the summary; of `sd KEY` the deviation."""
+        """Means over the runs of one or several keys of the summary.
+
+        Of `sd KEY` the deviation, of `gain KEY` the difference to before training.
+        """
         summaries = [read_json(self.folder / name / "summary.json") for name in names]
         values = []
         for key in map(str.strip, measure.split("/")):
@@ -134,6 +138,9 @@ class _Runs:
 
 
 def _value(summary: dict[str, Any], key: str) -> float:
+    if key.startswith(GAIN):
+        score = key.removeprefix(GAIN)
+        return _value(summary, score) - _value(summary, f"untrained.{score}")
     if key in COUNTS:
         return COUNTS[key](summary)
     value = lookup(summary, *key.split("."))

@@ -52,6 +52,14 @@ def test_another_figure_is_noticed(check_figures, tmp_path, was, becomes, label)
     assert "; ".join(cell.label for cell in wrong) == label
 
 
+def test_another_gain_is_noticed(check_figures, tmp_path):
+    results = copied(check_figures, tmp_path)
+    page = results / "adapt.md"
+    page.write_text(page.read_text().replace("| +8.4 / +6.8 |", "| +8.4 / +77.6 |", 1))
+    (wrong,) = (cell for cell in check_figures.cells(results) if not cell.is_right)
+    assert wrong.label == "2,000 photographs, three seeds, column 1"
+
+
 def test_a_table_that_is_not_there_is_an_error(check_figures, tmp_path):
     results = copied(check_figures, tmp_path)
     page = results / "medium.md"
