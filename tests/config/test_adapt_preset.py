@@ -56,7 +56,7 @@ def test_few_images_without_a_gpu(photos, gpu, caplog):
     assert line.startswith(f"preset=adapt: for {about}: ")
     assert line.count("where all weights lost") == 1
     assert "training.min_steps=4" in line and "clients of few images take few steps" in line
-    assert "images without an up and a down need method=simclr" in line
+    assert "for images without an up and a down there is method=simclr" in line
 
 
 @pytest.mark.parametrize("plugins", ["plugins=[my_package]", "plugins=my_package"])
