@@ -9,9 +9,9 @@ from typing import Any
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import ServerFiles, server_files
+from orchestra_flwr.deployment.processes.admitted_clients import AdmittedClients
 from orchestra_flwr.deployment.processes.child import Child
 from orchestra_flwr.deployment.processes.recurring import warning_daily
-from orchestra_flwr.deployment.processes.roster import Roster
 from orchestra_flwr.deployment.processes.scratch_folder import flower_folders, scratch_folder
 from orchestra_flwr.deployment.processes.superlink import superlink_command, wait_until_up
 from orchestra_flwr.deployment.server_config import ServerConfig
@@ -80,21 +80,21 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
         link = Child(superlink_command(socket, keys), folders, folder / "superlink.log")
         stack.callback(link.stop)
         control = SuperLinkControl(socket, keys.ca if keys else None)
-        roster = Roster(control, clients, say)
-        gate = Gate(config.host, config.port, socket, tls=keys, names=roster.names, report=say)
+        admitted = AdmittedClients(control, clients, say)
+        gate = Gate(config.host, config.port, socket, tls=keys, names=admitted.names, report=say)
         dated = keys.dated if keys else ()
         idle = IdleStatus(
             config,
             RunFolder(folder),
-            lambda: roster.names().values(),
+            lambda: admitted.names().values(),
             dated,
             connected=lambda: station.connected,
         )
-        station = Station(scratch, keys, link, control, gate, roster.names, idle, idle, report)
+        station = Station(scratch, keys, link, control, gate, admitted.names, idle, idle, report)
         stack.enter_context(warning_daily(dated, say))
         with phase("starting Flower", report):
             wait_until_up(socket, link)
-            stack.enter_context(roster.watching())
+            stack.enter_context(admitted.watching())
         stack.enter_context(gate)  # once everybody who is registered can be let in
         stack.enter_context(watched(config.watch, station.shown, say))
         yield station

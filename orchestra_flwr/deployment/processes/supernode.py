@@ -33,7 +33,7 @@ UNREGISTERED = "This key is not registered."  # follows it where the server's ow
 # What Flower says before it gives up for good, though its process stays for a while or for ever. A
 # connection that ends in the TLS handshake is enough, as when a server behind a proxy restarts; so
 # is a server that no longer accepts the key, or that has restarted and knows no such node.
-GAVE_UP = ("SSL/TLS handshake error detected", "SuperNode terminated gracefully")
+FAILURE_LINES = ("SSL/TLS handshake error detected", "SuperNode terminated gracefully")
 FAILED, SUCCEEDED = "Connection attempt failed", "Connection successful"
 FAILURES = 3  # in a row, before it is reported: a single one is over within a second
 
@@ -173,7 +173,7 @@ class Supernode:
         ]
 
     def _watch(self, line: str) -> None:
-        if any(words in line for words in GAVE_UP):
+        if any(words in line for words in FAILURE_LINES):
             self._gave_up = True
         if FAILED in line:
             self._failures += 1

@@ -106,7 +106,7 @@ class AuditLog:
         self.add("ended", why="done")
 
     def overhearing(self, report: Callable[[str], None]) -> Callable[[str], None]:
-        """A function that passes on gate's and roster's lines, noting who is listed or refused."""
+        """A function that passes on lines of gate and keys, noting who is listed or refused."""
 
         def overheard(line: str) -> None:
             report(line)

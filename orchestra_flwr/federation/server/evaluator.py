@@ -139,7 +139,7 @@ class Evaluator:
                 networks = [backbone] if head is None else [backbone, head]
                 digest = " ".join(map(tensors_sha256, networks))
                 digest += " untrained" * untrained
-                self._go_on()
+                self._check_not_stopped()
                 if digest not in self._remembered:
                     self._remembered[digest] = self._scores(name, backbone, head, untrained)
                 self._remembered.move_to_end(digest)
@@ -191,12 +191,12 @@ class Evaluator:
             copied = recalibrated(backbone, images, size, normalise, on_progress, device=device)
         return Encoder.of(self.config, copied)
 
-    def _go_on(self) -> None:
+    def _check_not_stopped(self) -> None:
         if self.is_over.is_set():
             raise FederationError("the run was stopped")
 
     def _show(self, name: str, done: int, total: int) -> None:
-        self._go_on()
+        self._check_not_stopped()
         if name:  # otherwise nothing is evaluated
             self.on_progress(name, done, total)
 
@@ -237,7 +237,7 @@ class Evaluator:
         """The same images and augmentations in every round, so that rounds can be compared."""
         if self._unlabelled is None:
             return {}
-        self._go_on()
+        self._check_not_stopped()
         scores = label_free_scores(
             encoder.backbone,
             self._unlabelled,

@@ -59,7 +59,7 @@ def test_the_gate_opens_when_the_superlink_knows_all_who_are_registered(
     """Before that a registered client would be told to register.
 
     A program that does nothing stands for the SuperLink, and what registers keys there
-    looks at the gate's port; folder of keys, roster and gate are real.
+    looks at the gate's port; folder of keys, admitted clients and gate are real.
     """
     key, seen = load_public_key(bundle / "client.pub").pem, []
 

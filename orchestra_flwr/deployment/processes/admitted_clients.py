@@ -15,7 +15,7 @@ POLL_SECONDS = 1.0
 FIRST_WAIT, MAX_WAIT = 2.0, 60.0  # seconds until a failed registration is tried again
 
 
-class Roster:
+class AdmittedClients:
     """Keeps the list of clients that the gate lets through in step with the folder of public keys.
 
     Flower's SuperLink has to know a key, too, and never forgets one: a key that was unregistered
