@@ -235,7 +235,7 @@ def test_a_run_whose_ray_is_killed_ends_in_a_line(tmp_path, tiny_overrides, prog
     """
     folder, log = tmp_path / "run", tmp_path / "log"
     command = [sys.executable, str(REPOSITORY / "run_sim.py"), *tiny_overrides, "engine=ray",
-               "federation.rounds=50", "federation.min_success=0.25", "engine.workers=2",
+               "federation.rounds=5000", "federation.min_success=0.25", "engine.workers=2",
                "training.local_epochs=30", f"run_dir={folder}"]  # fmt: skip
     shell = ["sh", "-c", f"{shlex.join(command)} >{log} 2>&1 & echo $!"]
     pid = int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
