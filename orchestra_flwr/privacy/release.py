@@ -86,7 +86,7 @@ class Release:
                     f"end_round: {name} of shape {tuple(array.shape)}, and release(config) "
                     f"announces (up to {rows}, {width})"
                 )
-        if self.min_images is None or self.is_private or not any(map(len, arrays.values())):
+        if self.min_images is None or self.is_private or not any(len(arrays[n]) for n in self.rows):
             return
         if smallest is None:
             raise ValueError(

@@ -47,3 +47,11 @@ def test_a_delta_that_allows_to_publish_an_image_is_refused():
 def test_without_epsilon_or_delta_nothing_is_refused():
     Release(ROWS, "centroids", delta=0.5).check_images(100)
     Release(ROWS, "centroids", epsilon=1.0).check_images(100)
+
+
+def test_only_what_is_sent_counts():
+    """An array that the release does not announce stays on the client, so it may be of anything."""
+    release = Release({"rows": (2, 3)}, label="rows", min_images=2)
+    release.check(Contribution({"rows": torch.zeros(0, 3), "more": torch.ones(1, 3)}))
+    with pytest.raises(ValueError, match="end_round must say smallest_group"):
+        release.check(Contribution({"rows": torch.ones(1, 3)}))
