@@ -35,6 +35,10 @@ def load_ray() -> ModuleType:
     Ray ends a driver whose raylet is gone if process 1 is the driver's parent, as under systemd or
     in a container. It takes that for the death of the process that matters, unless a variable, read
     when Ray is loaded, names another one: here this process, which is always alive.
+
+    One way remains: a thread that hands an object to Ray's store, which is in the raylet, in the
+    moment when the raylet ends. Ray's client of the store then ends this process, and has no option
+    against it. The run's checkpoint is whole.
     """
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     # Python 3.14 finds fault with a `return` in Ray's code, where it is first compiled.
