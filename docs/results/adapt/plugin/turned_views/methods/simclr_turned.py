@@ -1,7 +1,6 @@
 """SimCLR with views that are turned by a random number of quarter turns."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from orchestra_flwr.methods.simclr import SimCLR
 
