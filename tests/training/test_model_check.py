@@ -165,3 +165,36 @@ def test_a_network_of_one_image_size_is_refused_smaller_views(tiny, user_package
     ):
         check_model(config, 1)
     check_model(tiny(*overrides, "data.image_size=16", "data.augmentation.view_size=8"), 1)
+
+
+CLUSTERING = """
+    import torch
+    from orchestra_flwr.clustering.clusterings.sinkhorn import Sinkhorn
+    from orchestra_flwr.privacy.release import Contribution
+
+    class Mine(Sinkhorn):
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("def observe(self, images, features): self.none", "has no attribute 'none' (mine.py:7)"),
+        ("def end_round(self, images, seed): self.none", "has no attribute 'none' (mine.py:7)"),
+        ("def end_round(self, images, seed): pass", "end_round must return a Contribution, and"),
+    ],
+)
+def test_a_clustering_is_tried(tiny, user_package, wrong, line):
+    """It was found out after all images had been read."""
+    user_package({"clusterings/mine.py": CLUSTERING.format(wrong)})
+    with pytest.raises(ConfigError) as error:
+        check_model(tiny("plugins=[my_package]", "clustering=mine"), 1)
+    assert str(error.value).startswith("clustering=mine: ") and line in str(error.value)
+
+
+@pytest.mark.parametrize("options", [(), ("privacy.k_min=30", "clustering.local_clusters=20")])
+def test_a_clustering_has_images_enough_to_be_tried(tiny, user_package, options):
+    """Rows of too few images would be refused."""
+    user_package({"clusterings/mine.py": CLUSTERING.format("pass")})
+    check_model(tiny("plugins=[my_package]", "clustering=mine", *options), 1)
