@@ -34,7 +34,7 @@ from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.local_round import observe_round
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.step import BatchMaker
-from orchestra_flwr.training.warm_start import starting_learner
+from orchestra_flwr.training.warm_start import begins_trained, first_weights, starting_learner
 
 IMAGES = 4
 
@@ -53,14 +53,12 @@ def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     users = [c for c in choices if not c.plugin.__module__.startswith("orchestra_flwr.")]
     if not users:
         check_memory(config, channels)
-        _check_view_size(starting_learner(config, channels, begun=begun), config, channels)
+        _starting(config, channels, begun)
         return
     with _named(" ".join(choice.written(choice.name) for choice in users)):
         _check_parts(build_method(config, channels))
         check_memory(config, channels)
-        learner = starting_learner(config, channels, begun=begun)
-        _check_view_size(learner, config, channels)
-        _check_step_of(learner, config, channels)
+        _check_step_of(_starting(config, channels, begun), config, channels)
 
 
 @contextmanager
@@ -74,6 +72,27 @@ def _named(choices: str) -> Iterator[None]:
         raise ConfigError(f"{choices}: {error}") from None
     except Exception as error:  # their code may raise anything
         raise ConfigError(f"{choices}: {describe(error)}") from error
+
+
+def _starting(config: Config, channels: int, begun: bool) -> Learner:
+    learner = starting_learner(config, channels, begun=begun)
+    _check_view_size(learner, config, channels)
+    if begins_trained(config) and not begun:
+        _check_first_weights(learner, config, channels)
+    return learner
+
+
+def _check_first_weights(learner: Learner, config: Config, channels: int) -> None:
+    """Refuses weights of which the network makes no finite features, such as some of 1e20."""
+    size = config.data.image_size
+    images = torch.linspace(-1, 1, IMAGES * channels * size**2).view(-1, channels, size, size)
+    with torch.no_grad():
+        for backbone in learner.eval().method.backbones().values():
+            if not backbone(images).isfinite().all():
+                raise ConfigError(
+                    f"{first_weights(config)}: its features of an image are not finite: some of "
+                    "its weights are too large, or not finite"
+                )
 
 
 def _check_view_size(learner: Learner, config: Config, channels: int) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import MethodConfig
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 from orchestra_flwr.training import check_model
 
 METHOD = """
@@ -198,3 +199,23 @@ def test_a_clustering_has_images_enough_to_be_tried(tiny, user_package, options)
     """Rows of too few images would be refused."""
     user_package({"clusterings/mine.py": CLUSTERING.format("pass")})
     check_model(tiny("plugins=[my_package]", "clustering=mine", *options), 1)
+
+
+@pytest.mark.parametrize("weight", [1e20, float("nan")])
+@pytest.mark.parametrize("method", ["simclr", "mine"])
+def test_first_weights_without_finite_features_are_refused(
+    tiny, user_package, tmp_path, weight, method
+):
+    """A run was begun, and ended at its first evaluation."""
+    user_package({"methods/mine.py": METHOD.format("pass")})
+    file = tmp_path / "encoder.safetensors"
+    encoder = Encoder(EncoderSpec.of(tiny()))
+    save_encoder(file, encoder)
+    config = tiny("plugins=[my_package]", f"method={method}", f"init={file}")
+    check_model(config, 1)
+    for parameter in encoder.backbone.parameters():
+        parameter.data.fill_(weight)
+    save_encoder(file, encoder)
+    with pytest.raises(ConfigError, match=r"^init=.*: its features of an image are not finite"):
+        check_model(config, 1)
+    check_model(config, 1, begun=True)  # they are not read
