@@ -1,6 +1,6 @@
 import sys
 
-from orchestra_flwr.cli import client_main
+from orchestra_flwr.__main__ import client
 
 if __name__ == "__main__":
-    sys.exit(client_main())
+    sys.exit(client())

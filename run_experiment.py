@@ -1,6 +1,6 @@
 import sys
 
-from orchestra_flwr.cli import experiment_main
+from orchestra_flwr.__main__ import experiment
 
 if __name__ == "__main__":
-    sys.exit(experiment_main())
+    sys.exit(experiment())

@@ -1,6 +1,6 @@
 import sys
 
-from orchestra_flwr.cli import server_main
+from orchestra_flwr.__main__ import server
 
 if __name__ == "__main__":
-    sys.exit(server_main())
+    sys.exit(server())

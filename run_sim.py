@@ -1,6 +1,6 @@
 import sys
 
-from orchestra_flwr.cli import main
+from orchestra_flwr.__main__ import sim
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(sim())

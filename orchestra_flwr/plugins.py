@@ -59,9 +59,8 @@ class Room:
         """
         plugin = self.get(name, packages)
         if plugin is None:
-            lacking = [p for p in packages if not importlib.util.find_spec(f"{p}.{self.name}")]
-            hint = "".join(f"; {package} has no folder {self.name}/" for package in lacking)
-            raise PluginError(must_be_one_of(name, [*self.found(packages)]) + hint)
+            hints = "".join(self._misplaced(name, package) for package in packages)
+            raise PluginError(must_be_one_of(name, [*self.found(packages)]) + hints)
         return plugin
 
     def get(self, name: str, packages: Sequence[str] = ()) -> type[Any] | None:
@@ -105,6 +104,15 @@ class Room:
                     if plugin is not None:
                         plugins.setdefault(info.name, plugin)
         return plugins
+
+    def _misplaced(self, name: str, package: str) -> str:
+        """What an error says of a package without this plug-in; "" where its folder is right."""
+        for folder in map(Path, _import_user_package(package).__path__):
+            for file in sorted(folder.rglob("*.py")):
+                if file.stem == name:
+                    return f"; {package} has {file.relative_to(folder)}, not {self.name}/{name}.py"
+        is_there = importlib.util.find_spec(f"{package}.{self.name}")
+        return "" if is_there else f"; {package} has no folder {self.name}/"
 
     def _homes(self, packages: Sequence[str]) -> Iterator[ModuleType]:
         yield importlib.import_module(self.package)

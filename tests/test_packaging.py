@@ -30,9 +30,33 @@ def named(place):
     return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("place", PROJECT["project"]["scripts"].values())
+COMMANDS = PROJECT["project"]["scripts"]
+
+
+@pytest.mark.parametrize("place", COMMANDS.values())
 def test_a_command_is_there(place):
-    assert callable(named(place))
+    assert callable(named(named(place).args[0]))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_while_a_command_is_imported_is_one_line(command):
+    """It was a traceback, in the first second or, on a busy machine, the first five."""
+    module, _, function = COMMANDS[command].partition(":")
+    program = f"""if True:
+        import sys
+        class Interrupting:
+            def find_spec(self, name, *_):
+                if name == "pydantic":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupting())
+        from {module} import {function}
+        sys.exit({function}())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=False
+    )
+    code = 0 if command == "orchestra-client" else 130  # as a client's --help promises
+    assert (done.stderr, done.returncode) == ("stopped\n", code)
 
 
 def test_flwr_run_takes_the_app():

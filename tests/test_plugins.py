@@ -58,9 +58,18 @@ def test_a_package_needs_no_room_of_each_kind(user_package):
 
 
 def test_a_package_without_the_folder_of_a_kind_is_named_beside_an_unknown_name(user_package):
-    """Its plug-in is in `shift/`, as the group of the configuration is called."""
-    user_package({"shift/mine.py": plugin("Mine")})
+    user_package({"methods/other.py": ""})
     assert refused("mine", "my_package").endswith("; my_package has no folder shifts/")
+
+
+@pytest.mark.parametrize("file", ["shift/mine.py", "methods/mine.py", "mine.py"])
+@pytest.mark.parametrize("other", ["shifts/other.py", "terms/other.py"])
+def test_a_file_in_the_wrong_folder_is_named(user_package, file, other):
+    """As in `shift/`, as the group of the configuration is called. Where the package had the right
+    folder as well, there was only a list of names.
+    """
+    user_package({file: plugin("Mine"), other: plugin("Other")})
+    assert refused("mine", "my_package").endswith(f"; my_package has {file}, not shifts/mine.py")
 
 
 def test_plugins_are_listed_in_the_order_of_the_packages(user_package):

@@ -29,6 +29,7 @@ from orchestra_flwr.folder_lock import is_locked
 from orchestra_flwr.reporting import RunFolder, environment
 
 Announce = Callable[[str], None]
+REFUSED = 2  # exit code of a run that was not begun
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe in any case
 
@@ -252,8 +253,8 @@ class _Sweep:
         if code == 0 and job.steps:
             self._next_step(job)
             return
-        if code and job.refresh and self._runs_elsewhere(job):  # it was faster
-            job.state = "waiting"
+        if code and job.refresh and (self._runs_elsewhere(job) or _is_made(job, code)):
+            job.state = "waiting"  # another command was faster
             return
         job.state = "done" if code == 0 else "failed"
         seconds = time.monotonic() - job.began
@@ -290,6 +291,12 @@ class _Sweep:
                 except subprocess.TimeoutExpired:
                     job.process.kill()
                     job.process.wait()
+
+
+def _is_made(job: Job, code: int) -> bool:
+    """Whether a run that was refused, with nothing written, is now there all the same."""
+    now = job.refresh() if job.refresh and code == REFUSED else job
+    return now is None or now.was_begun > job.was_begun
 
 
 def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Announce) -> list[str]:

@@ -24,6 +24,7 @@ from orchestra_flwr.data import (
 )
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.evaluation.linear_probe import penalty_of
+from orchestra_flwr.federation.aggregations import try_aggregation
 from orchestra_flwr.federation.clocks import Clock, Device
 from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels, with_class_names
@@ -167,7 +168,8 @@ def check_before_images(config: Config) -> None:
     """Refuses a simulation for what can be seen before any image is read.
 
     Raises:
-        ConfigError: noise beside BatchNorm, or a file that the partition cannot use.
+        ConfigError: noise beside BatchNorm, a file that the partition cannot use, or an aggregation
+            that does not make states.
     """
     # The server recalibrates with its images, which in a simulation are those of all clients.
     noise = config.privacy.noise_multiplier
@@ -178,6 +180,7 @@ def check_before_images(config: Config) -> None:
             "images, without noise; model.norm=group has none, model.batch_norm=frozen takes none"
         )
     config.partition.build().check_files(config.data.channels, config.data.image_size)
+    try_aggregation(config)
 
 
 def check_listing(config: Config, dataset: Dataset) -> None:

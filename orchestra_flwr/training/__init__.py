@@ -6,7 +6,7 @@ from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.model_check import check_model
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
-from orchestra_flwr.training.warm_start import begins_trained, starting_learner
+from orchestra_flwr.training.warm_start import begins_trained, first_weights, starting_learner
 
 __all__ = [
     "Learner",
@@ -16,6 +16,7 @@ __all__ = [
     "check_model",
     "client_threads",
     "cores_for_clients",
+    "first_weights",
     "keep_freed_memory",
     "observe_round",
     "resolve_device",

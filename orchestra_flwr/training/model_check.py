@@ -27,12 +27,14 @@ from orchestra_flwr.methods import (
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.plugins import describe
+from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.terms import Term
 from orchestra_flwr.training.learner import Learner
+from orchestra_flwr.training.local_round import observe_round
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.step import BatchMaker
-from orchestra_flwr.training.warm_start import starting_learner
+from orchestra_flwr.training.warm_start import begins_trained, first_weights, starting_learner
 
 IMAGES = 4
 
@@ -47,18 +49,16 @@ def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     Raises:
         ConfigError: says why in one line.
     """
-    choices = (config.method, config.model, *config.active_terms)
+    choices = (config.method, config.model, config.clustering, *config.active_terms)
     users = [c for c in choices if not c.plugin.__module__.startswith("orchestra_flwr.")]
     if not users:
         check_memory(config, channels)
-        _check_view_size(starting_learner(config, channels, begun=begun), config, channels)
+        _starting(config, channels, begun)
         return
     with _named(" ".join(choice.written(choice.name) for choice in users)):
         _check_parts(build_method(config, channels))
         check_memory(config, channels)
-        learner = starting_learner(config, channels, begun=begun)
-        _check_view_size(learner, config, channels)
-        _check_step_of(learner, config, channels)
+        _check_step_of(_starting(config, channels, begun), config, channels)
 
 
 @contextmanager
@@ -72,6 +72,27 @@ def _named(choices: str) -> Iterator[None]:
         raise ConfigError(f"{choices}: {error}") from None
     except Exception as error:  # their code may raise anything
         raise ConfigError(f"{choices}: {describe(error)}") from error
+
+
+def _starting(config: Config, channels: int, begun: bool) -> Learner:
+    learner = starting_learner(config, channels, begun=begun)
+    _check_view_size(learner, config, channels)
+    if begins_trained(config) and not begun:
+        _check_first_weights(learner, config, channels)
+    return learner
+
+
+def _check_first_weights(learner: Learner, config: Config, channels: int) -> None:
+    """Refuses weights of which the network makes no finite features, such as some of 1e20."""
+    size = config.data.image_size
+    images = torch.linspace(-1, 1, IMAGES * channels * size**2).view(-1, channels, size, size)
+    with torch.no_grad():
+        for backbone in learner.eval().method.backbones().values():
+            if not backbone(images).isfinite().all():
+                raise ConfigError(
+                    f"{first_weights(config)}: its features of an image are not finite: some of "
+                    "its weights are too large, or not finite"
+                )
 
 
 def _check_view_size(learner: Learner, config: Config, channels: int) -> None:
@@ -104,11 +125,14 @@ def _check_parts(method: Method) -> None:
 def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
     """Takes a step on random images, and checks what backbones, loss and terms return.
 
-    A method is not tried if its loss needs a state that a server makes from clients' contributions,
-    or a file of each client's own.
+    A method is not tried if it needs a file of each client's own. If its loss needs a state that a
+    server makes from clients' contributions, the first contribution is tried.
     """
     method, release = learner.method, release_of(config)
-    if isinstance(method, ChecksClients) or (release is not None and not release.first_round):
+    if isinstance(method, ChecksClients):
+        return
+    if release is not None and not release.first_round:
+        _try_contribution(learner, config, channels, release)
         return
     batch = _random_batch(learner, config, channels)
     before = torch.get_rng_state()
@@ -129,11 +153,23 @@ def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
     _check_gradients(losses.values(), learner)
 
 
-def _random_batch(learner: Learner, config: Config, channels: int) -> Batch:
+def _try_contribution(learner: Learner, config: Config, channels: int, release: Release) -> None:
+    """Round 0 of a client that has images enough for all rows, up to a few hundred."""
+    rows = max((rows for rows, _ in release.rows.values()), default=1)
+    images, labels = _random_images(config, channels, min(256, rows * (release.min_images or 1)))
+    observe_round(learner, images, config, ClientSeed(0, 0, "0"), labels=labels)
+
+
+def _random_images(config: Config, channels: int, count: int) -> tuple[Tensor, Tensor]:
+    """Images of noise, and a label for each."""
     size = config.data.image_size
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (IMAGES, channels, size, size), generator=generator).byte()
-    labels = torch.zeros(IMAGES, dtype=torch.int64)
+    images = torch.randint(256, (count, channels, size, size), generator=generator).byte()
+    return images, torch.zeros(count, dtype=torch.int64)
+
+
+def _random_batch(learner: Learner, config: Config, channels: int) -> Batch:
+    images, labels = _random_images(config, channels, IMAGES)
     state = {name: t.clone() for role in Role for name, t in learner.state(role).items()}
     learner.train()
     learner.start_round(Received("0", 0, 1, images, state, labels=labels))

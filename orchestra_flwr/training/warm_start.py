@@ -45,6 +45,12 @@ def begins_trained(config: Config) -> bool:
     return config.init is not None or bool(config.model.first_weights)
 
 
+def first_weights(config: Config) -> str:
+    """What names the trained weights that a run begins with, as "<key>=<value>"."""
+    sources = {"init": config.init, **config.model.first_weights}
+    return next(f"{key}={value}" for key, value in sources.items() if value is not None)
+
+
 def initial_encoder(config: Config) -> Encoder | None:
     """The encoder that `init` names; None: the run begins with weights drawn from its seed.
 

@@ -34,7 +34,13 @@ from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.reporting import check_place
 from orchestra_flwr.seeding import drawn, torch_generator
 from orchestra_flwr.square_image import fit_channels
-from orchestra_flwr.training import begins_trained, resolve_device, starting_learner, torch_threads
+from orchestra_flwr.training import (
+    begins_trained,
+    first_weights,
+    resolve_device,
+    starting_learner,
+    torch_threads,
+)
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
 from orchestra_flwr.use.image_embeddings import opened_images
 from orchestra_flwr.use.label_files import check_enough, known_labels, labels_by_folder, read_table
@@ -132,8 +138,7 @@ def _check_start(run: Path, config: Config, backbone: Backbone) -> None:
     summary = run / "summary.json"
     start = read_json(summary).get("start_sha256") if summary.is_file() else None
     if begins_trained(config) and start not in (None, tensors_sha256(backbone)):
-        sources = {"init": config.init, **config.model.first_weights}
-        source = next(f"{key}={value}" for key, value in sources.items() if value is not None)
+        source = first_weights(config)
         raise ConfigError(f"before: must be given, the run began with other weights of {source}")
 
 

@@ -445,6 +445,28 @@ def test_a_run_that_another_command_makes_is_waited_for(tmp_path):
     assert said[4] == "[2/2] resumed: taken" and printed(tmp_path, "taken") == ["resumed"]
 
 
+@pytest.mark.parametrize("ended", ["complete", "stopped"])
+def test_a_run_that_another_command_has_made_before_ours_began_is_no_failure(tmp_path, ended):
+    """On a busy machine a process takes seconds to start: a short run was over, not locked."""
+    said, new = [], Job("run", [python("raise SystemExit(2)")])
+    resumed = Job("run", [python("print('resumed')")], was_begun=True)
+    later = None if ended == "complete" else resumed
+    states = [new, later, later]
+    job = Job("run", new.steps.copy(), refresh=lambda: states.pop(0))
+    assert sweep(tmp_path, job, announce=said.append) == []
+    again = "completed meanwhile" if ended == "complete" else "resumed"
+    assert said[:2] == ["[1/1] started: run", f"[1/1] {again}: run"]
+
+
+def test_a_run_that_is_refused_for_itself_fails_once(tmp_path):
+    said, refused = [], [python("raise SystemExit(2)")]
+    for begun in (False, True):
+        job = Job("run", refused.copy(), was_begun=begun)
+        job.refresh = lambda begun=begun: Job("run", refused.copy(), was_begun=begun)
+        assert sweep(tmp_path, job, announce=said.append) == ["run"]
+    assert sum("FAILED" in line for line in said) == 2 and len(said) == 4
+
+
 def test_a_job_looks_again_at_what_its_run_needs(tmp_path):
     plan, configs = make_plan("table6", "small", seeds=[0, 1, 2], only=["base"])
     complete, begun, missing = jobs_of(plan.rows, tmp_path, plan)

@@ -5,6 +5,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.config.choices import MethodConfig
+from orchestra_flwr.models import Encoder, EncoderSpec, save_encoder
 from orchestra_flwr.training import check_model
 
 METHOD = """
@@ -165,3 +166,56 @@ def test_a_network_of_one_image_size_is_refused_smaller_views(tiny, user_package
     ):
         check_model(config, 1)
     check_model(tiny(*overrides, "data.image_size=16", "data.augmentation.view_size=8"), 1)
+
+
+CLUSTERING = """
+    import torch
+    from orchestra_flwr.clustering.clusterings.sinkhorn import Sinkhorn
+    from orchestra_flwr.privacy.release import Contribution
+
+    class Mine(Sinkhorn):
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("def observe(self, images, features): self.none", "has no attribute 'none' (mine.py:7)"),
+        ("def end_round(self, images, seed): self.none", "has no attribute 'none' (mine.py:7)"),
+        ("def end_round(self, images, seed): pass", "end_round must return a Contribution, and"),
+    ],
+)
+def test_a_clustering_is_tried(tiny, user_package, wrong, line):
+    """It was found out after all images had been read."""
+    user_package({"clusterings/mine.py": CLUSTERING.format(wrong)})
+    with pytest.raises(ConfigError) as error:
+        check_model(tiny("plugins=[my_package]", "clustering=mine"), 1)
+    assert str(error.value).startswith("clustering=mine: ") and line in str(error.value)
+
+
+@pytest.mark.parametrize("options", [(), ("privacy.k_min=30", "clustering.local_clusters=20")])
+def test_a_clustering_has_images_enough_to_be_tried(tiny, user_package, options):
+    """Rows of too few images would be refused."""
+    user_package({"clusterings/mine.py": CLUSTERING.format("pass")})
+    check_model(tiny("plugins=[my_package]", "clustering=mine", *options), 1)
+
+
+@pytest.mark.parametrize("weight", [1e20, float("nan")])
+@pytest.mark.parametrize("method", ["simclr", "mine"])
+def test_first_weights_without_finite_features_are_refused(
+    tiny, user_package, tmp_path, weight, method
+):
+    """A run was begun, and ended at its first evaluation."""
+    user_package({"methods/mine.py": METHOD.format("pass")})
+    file = tmp_path / "encoder.safetensors"
+    encoder = Encoder(EncoderSpec.of(tiny()))
+    save_encoder(file, encoder)
+    config = tiny("plugins=[my_package]", f"method={method}", f"init={file}")
+    check_model(config, 1)
+    for parameter in encoder.backbone.parameters():
+        parameter.data.fill_(weight)
+    save_encoder(file, encoder)
+    with pytest.raises(ConfigError, match=r"^init=.*: its features of an image are not finite"):
+        check_model(config, 1)
+    check_model(config, 1, begun=True)  # they are not read

@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from pydantic_core import to_jsonable_python
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.reading.chosen_by_data import chosen_by_data
@@ -94,8 +95,32 @@ def described(section: type[Composed], overrides: Sequence[str] = ()) -> Describ
     composed = _compose(section, request)
     for key, value in _suggested(section, _as_far_as_it_resolves(composed), request).items():
         OmegaConf.update(composed, key, value)
-    values = _resolved(section, composed)
-    return Described(section, values, conf_folders_of(request))
+    folders = conf_folders_of(request)
+    values = _with_options(section, _resolved(section, composed), folders)
+    return Described(section, values, folders)
+
+
+def _with_options(
+    section: type[Composed], values: dict[str, Any], folders: Sequence[Path]
+) -> dict[str, Any]:
+    """Values with the defaults of chosen plug-ins that have no file in `conf/`: users' own."""
+    complete = dict(values)
+    for group in rooms_of(section):
+        chosen = values.get(group)
+        if not isinstance(chosen, dict):
+            continue
+        file = Path(group, f"{chosen.get('name')}.yaml")
+        if any((folder / file).is_file() for folder in folders):
+            continue
+        shared = getattr(section.model_fields[group].annotation, "model_fields", {})
+        fields = {**shared, **(options_of_chosen(section, values, group) or {})}
+        defaults = {
+            key: to_jsonable_python(field.get_default(call_default_factory=True), fallback=str)
+            for key, field in fields.items()
+            if not field.is_required()
+        }
+        complete[group] = {"name": None, **defaults, **chosen}
+    return complete
 
 
 def without_unread(config: Composed, overrides: Sequence[str]) -> list[str]:

@@ -1,11 +1,12 @@
 """Overrides in Hydra's form, also of plug-ins and options that no file of `conf/` has."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
+from pydantic.fields import FieldInfo
 
 from orchestra_flwr.config.choice import Choice
 from orchestra_flwr.config.reading.overrides import parsed, value_text, values_of
@@ -81,14 +82,16 @@ def rooms_of(section: type[Section]) -> dict[str, Room]:
 
 def options_of_chosen(
     section: type[Section], values: Mapping[str, Any], group: str
-) -> Collection[str] | None:
+) -> Mapping[str, FieldInfo] | None:
     """The own options of the plug-in that composed values choose; None: there is no such one."""
     room, chosen = rooms_of(section).get(group), values.get(group)
     if room is None or not isinstance(chosen, Mapping):
         return None
     with suppress(PluginError):  # the run itself will say what is wrong
         plugin = room.get(str(chosen.get("name")), packages_in(values.get("plugins")))
-        return None if plugin is None else plugin.Settings.model_fields
+        if plugin is not None:
+            fields: Mapping[str, FieldInfo] = plugin.Settings.model_fields
+            return fields
     return None
 
 

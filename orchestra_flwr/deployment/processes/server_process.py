@@ -25,6 +25,7 @@ from orchestra_flwr.deployment.processes.superlink import check_alive
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.deployment.watch.federation_status import FederationStatus
+from orchestra_flwr.federation.aggregations import try_aggregation
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.replies import reply_limit
 from orchestra_flwr.federation.messages.schema import Schemas
@@ -126,6 +127,7 @@ def check_run(config: ServerConfig) -> None:
             that is not installed.
     """
     check_model(config, config.data.channels, begun=config.resume is not None)
+    try_aggregation(config)
     check_trackers(config)
     check = partial(check_kept, config)
     check(load_dataset(config.data, check) if config.has_images else None)

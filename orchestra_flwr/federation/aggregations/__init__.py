@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from orchestra_flwr.config import Config, Plugin
+from orchestra_flwr.config import Config, ConfigError, Plugin
 from orchestra_flwr.console import text
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import blocks_of
@@ -142,6 +142,29 @@ def stacked_blocks(states: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.nda
     """Yields each block's place, and the (n, m) float64 values of the n states there."""
     for block in blocks_of([slice(0, len(states[0]))]):
         yield block, np.stack([state[block] for state in states]).astype(np.float64)
+
+
+def try_aggregation(config: Config) -> None:
+    """Refuses an aggregation that of similar states makes something else than such a state.
+
+    Raises:
+        ConfigError: it makes their update, their sum, or values that are not finite.
+    """
+    sent = np.linspace(1, 2, 64, dtype=np.float32)
+    rule: Aggregation = config.aggregation.build(len(sent), lambda: sent)
+    generator = np.random.default_rng(0)
+    for _ in range(min(100, config.federation.cohort_size(config.federation.clients))):
+        rule.add(sent + generator.uniform(-0.01, 0.01, len(sent)).astype(np.float32), 2.0)
+    try:
+        made = float(np.asarray(rule.result(), np.float64).mean())
+    except TooFewResultsError:  # said in the round, in which results may be missing as well
+        return
+    if not 1 < made < 2:
+        raise ConfigError(
+            f"aggregation={config.aggregation.name}: {type(rule).__name__} must return a state, as "
+            "clients send it (self.sent + update): of states with a mean of 1.5 it made "
+            f"{made:.3g}"
+        )
 
 
 def held_memory(config: Config, size: int, clients: int) -> str | None:

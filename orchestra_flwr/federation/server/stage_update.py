@@ -19,6 +19,7 @@ from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP
 from orchestra_flwr.federation.messages.replies import Reply
 from orchestra_flwr.federation.server.round import Federation, Round
 from orchestra_flwr.federation.server.round_report import RoundReport
+from orchestra_flwr.flower.arrays import all_finite
 from orchestra_flwr.methods import Contributes, Role, weight_of
 from orchestra_flwr.privacy.updates import clipped_update, standard_normals
 from orchestra_flwr.seeding import torch_generator
@@ -172,14 +173,21 @@ class StageUpdate:
         return deviation * standard_normals(self.federation.key, self.round.number, size)
 
     def _new_state(self, model: str) -> np.ndarray:
+        rule = self._means.pop(model)
         try:
-            mean = self._means.pop(model).result()
+            mean = rule.result()
         except TooFewResultsError as error:
             raise FederationError(f"round {self.round.number}: {error}") from error
         if mean.shape != (size := (self._schemas.shared.size,)) or mean.dtype != np.float32:
             raise FederationError(
                 f"aggregation={self._config.aggregation.name}: returned {mean.dtype} {mean.shape}, "
                 f"expected float32 {size}"
+            )
+        # What clients sent is finite; noise may be too large.
+        if not (isinstance(rule, ClippedMean) or all_finite(mean)):
+            raise FederationError(
+                f"round {self.round.number}: aggregation={self._config.aggregation.name}: returned "
+                "values that are not finite"
             )
         if self._schemas.sends_updates:
             # The clients' updates belong to the states themselves, not to their rounded copies.

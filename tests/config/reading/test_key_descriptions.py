@@ -89,6 +89,23 @@ def test_a_users_own_choice_is_explained_from_its_file(user_package):
     assert "momentum: 0.5" in overview and "# of mine" in overview
 
 
+def test_a_users_own_choice_without_a_file_has_its_options(user_package):
+    """Its name alone was shown."""
+    user_package({"optimizers/mine.py": """
+        from orchestra_flwr.config import Section
+        from orchestra_flwr.training.optimizers.sgd import SGD
+
+        class Mine(SGD):
+            class Settings(Section):
+                pull: float = 0.5
+                widths: tuple[int, ...] = (3, 4)
+                needed: int
+    """})  # fmt: skip
+    page = described(Config, ["plugins=[my_package]", "optimizer=mine", "+optimizer.needed=2"])
+    for text in (page.group("optimizer").partition("\noptimizer:")[2], page.every_key()):
+        assert "\n  name: mine\n  pull: 0.5\n  widths: [3, 4]\n  needed: 2\n" in text
+
+
 @pytest.mark.parametrize("content", [b"a: [1,\nb: }", b"a: 1  # \xff"])
 def test_a_users_file_that_is_no_yaml_is_named_though_it_is_not_chosen(user_package, content):
     conf = user_package({}) / "conf" / "method"

@@ -12,6 +12,13 @@ AGGREGATION = """
         def combine(self, states, weights):
             return self.nothing
 """
+RULE = """
+    from orchestra_flwr.federation.aggregations import RobustAggregation
+
+    class Mine(RobustAggregation):
+        def combine(self, states, weights):
+            return RETURNED
+"""
 OPTIMIZER = """
     from orchestra_flwr.federation.server_optimizers import ElementwiseOptimizer
 
@@ -143,6 +150,10 @@ def stages(yielded, models="('m',)"):
     return EXCHANGE.replace("MODELS", models).replace("YIELDED", yielded)
 
 
+def rule(returned):
+    return RULE.replace("RETURNED", returned)
+
+
 def optimizer(returned, moments="{}"):
     return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
 
@@ -162,6 +173,16 @@ SLIPS = {
     # The server's copy of what clients were sent was changed.
     "ValueError: output array is read-only (mine.py:7)":
         ("aggregation", SENT),
+    # The learning rate was blamed, or a client, or nobody.
+    "aggregation=mine: Mine must return a state, as clients send it (self.sent + update): of "
+    "states with a mean of 1.5 it made ":
+        ("aggregation", rule("states[0] - self.sent")),
+    "(self.sent + update): of states with a mean of 1.5 it made 12":
+        ("aggregation", rule("sum(w * s for w, s in zip(weights, states))")),
+    "(self.sent + update): of states with a mean of 1.5 it made nan":
+        ("aggregation", rule("states[0] * float('nan')")),
+    "round 1: aggregation=mine: returned values that are not finite":
+        ("aggregation", rule("states[0] / (self.sent.min() > 0)")),
     "Mine.change must return (72,) values, those of the update, and returned None":
         ("server_optimizer", optimizer("None")),
     "Mine.change must return (72,) values, those of the update, and returned (3,)":
