@@ -77,6 +77,22 @@ class Mine(Source):
     assert config.data.image_size == 224  # as the pretrained network expects
 
 
+def test_a_users_own_source_with_a_survey_of_an_earlier_version_is_refused(user_package):
+    user_package({"sources/mine.py": """
+from orchestra_flwr.data import Source
+
+class Mine(Source):
+    @classmethod
+    def survey(cls, data):
+        return 12, 0
+
+    def load(self):
+        raise NotImplementedError
+"""})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"data=mine: Mine.survey must return None or three num"):
+        load_config(["preset=adapt", "plugins=[my_package]", "data=mine"])
+
+
 def test_many_images_on_a_gpu_have_the_networks_own_size(photos, gpu):
     gpu(1)
     config = load_config(["preset=adapt", photos(1000)])

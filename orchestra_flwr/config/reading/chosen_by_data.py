@@ -88,16 +88,22 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     clients = (values.get("federation") or {}).get("clients")
     method = (values.get("method") or {}).get("name")
     facts = {"clients": clients, "method": method, "gpu": _has_gpu(str(values.get("device")))}
+    survey = None
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values.get("data"), "data")
         data.look_in(packages_in(values.get("plugins")))
         survey = data.plugin.survey(data)
-        if survey is not None:
-            images, labelled, tests = survey
-            if data.test_share is not None and not tests:
-                held_back = int(data.test_share * labelled)
-                images, tests = images - held_back, min(held_back, data.test_limit or held_back)
-            facts |= {"images": images, "labelled": labelled > 0, "tests": tests}
+    if survey is not None:
+        if not isinstance(survey, tuple) or len(survey) != 3:
+            raise ConfigError(
+                f"data={data.name}: {data.plugin.__name__}.survey must return None or three "
+                "numbers, of training images, of these with labels, and of labelled test images"
+            )
+        images, labelled, tests = survey
+        if data.test_share is not None and not tests:
+            held_back = int(data.test_share * labelled)
+            images, tests = images - held_back, min(held_back, data.test_limit or held_back)
+        facts |= {"images": images, "labelled": labelled > 0, "tests": tests}
     return facts
 
 

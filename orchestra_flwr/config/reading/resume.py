@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestra_flwr.config.reading.hydra_overrides import conf_folders_of
 from orchestra_flwr.config.reading.overrides import values_of
-from orchestra_flwr.config.reading.saved_config import read_config_file
-from orchestra_flwr.config.section import Composed, ConfigError, parse, within
+from orchestra_flwr.config.reading.saved_config import parse_saved, read_config_file
+from orchestra_flwr.config.section import Composed, ConfigError, within
 from orchestra_flwr.files import at_home
 
 # Keys that decide where a run is computed, who is waited for and what is shown, not the results.
@@ -65,11 +65,7 @@ def resumed(
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
-    values = read_config_file(file)
-    try:
-        run = parse(section, values)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+    run = parse_saved(section, read_config_file(file), file)
     saved = run.model_dump(mode="json")
     for key in suggested:
         OmegaConf.update(composed, key, value_at(saved, key.split(".")))

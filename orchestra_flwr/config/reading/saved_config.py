@@ -3,13 +3,15 @@
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from orchestra_flwr.config.run import Config
 from orchestra_flwr.config.section import ConfigError, Section, parse
 from orchestra_flwr.config.user_packages import check_named
+
+S = TypeVar("S", bound=Section)
 
 MAX_BYTES = 2**17  # a run writes about 3,000
 MAX_LEVELS = 50  # of nested lists and mappings; a run writes 4
@@ -73,10 +75,21 @@ def read_run(folder: Path, plugins: Collection[str] = ()) -> Config:
     file = folder / "config.yaml"
     values = read_config_file(file)
     check_named(file, values.get("plugins") or (), plugins)
+    known = {key: value for key, value in values.items() if key in Config.model_fields}
+    return parse_saved(Config, known, file)
+
+
+def parse_saved(section: type[S], values: Mapping[str, Any], file: Path) -> S:
+    """The configuration in a run's file; another version may have allowed other values.
+
+    Raises:
+        ConfigError: one line that names the file and the key.
+    """
     try:
-        return parse(Config, {key: v for key, v in values.items() if key in Config.model_fields})
+        return parse(section, values)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        hint = "if another version of orchestra_flwr wrote this, that version reads it"
+        raise ConfigError(f"{file}: {error}; {hint}") from None
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]

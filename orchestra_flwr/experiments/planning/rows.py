@@ -24,8 +24,13 @@ from orchestra_flwr.experiments.planning.scaling import scaled_override
 from orchestra_flwr.files import at_home
 from orchestra_flwr.fingerprints import fingerprint_of
 
-TIMEOUT = "round_timeout"  # of `federation`; in a simulation only a clock reads it
-UNLESS_USUAL = ("max_update", TIMEOUT)  # of `federation`: in a run's name if not the default
+TIMEOUT = "federation.round_timeout"  # in a simulation only a clock reads it
+UNLESS_USUAL = (  # in a run's name if not the default
+    "federation.max_update",
+    TIMEOUT,
+    "training.min_steps",
+    "data.augmentation.view_size",
+)
 
 
 class Row(Section):
@@ -153,9 +158,9 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     """A run's folder: readable, and equal for two runs only if they compute the same.
 
     Experiments share runs by this name. Where a run is computed and what is shown meanwhile makes
-    no difference (`WITHOUT_EFFECT`), nor does a term of weight 0. `federation.max_update` and, with
-    a clock, `federation.round_timeout` make one only if they are not the default, so that older
-    runs keep their names.
+    no difference (`WITHOUT_EFFECT`), nor does a term of weight 0. Keys that came later
+    (`UNLESS_USUAL`) make one only if they are not the default, so that older runs keep their names;
+    `federation.round_timeout` only with a clock.
 
     Args:
         work: what is done; if it is not training, the first part of the name.
@@ -165,17 +170,14 @@ def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -
     values = config.model_dump()
     values["terms"] = {term.name: term.model_dump() for term in config.active_terms}
     root = config.data.options.get("root")
-    for key in UNLESS_USUAL:
-        usual = type(config.federation).model_fields[key].default
-        unread = key == TIMEOUT and not config.clock.plugin.keeps_time
-        if unread or values["federation"][key] == usual:
-            del values["federation"][key]
-    for key in (*WITHOUT_EFFECT, "name", "run_dir", "resume", "resume_round"):
+    for key in (*UNLESS_USUAL, *WITHOUT_EFFECT, "name", "run_dir", "resume", "resume_round"):
         *path, last = key.split(".")
-        section = values
+        section, model = values, config
         for part in path:
-            section = section[part]
-        section.pop(last, None)
+            section, model = section[part], getattr(model, part)
+        is_read = key in UNLESS_USUAL and (key != TIMEOUT or config.clock.plugin.keeps_time)
+        if not is_read or section[last] == type(model).model_fields[last].default:
+            section.pop(last, None)
     if root and whole_root:
         values["root"] = str(at_home(root).resolve())
     else:

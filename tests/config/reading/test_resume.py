@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_flwr.config import Config, ConfigError, config_to_yaml, load, load_config
+from orchestra_flwr.config.reading.saved_config import read_run
 from orchestra_flwr.deployment.server_config import ServerConfig
 
 VERSION_0_2 = Path(__file__).with_name("version_0_2.yaml")  # as version 0.2.0 wrote it
@@ -22,6 +23,16 @@ def test_resume_alone_takes_the_runs_own_configuration(run):
     config = load_config([f"resume={run}"])
     assert (config.seed, config.training.lr) == (5, 0.01)
     assert config.resume == config.run_dir == str(run)
+
+
+def test_a_value_of_another_version_is_refused_with_what_reads_it(run):
+    file = run / "config.yaml"
+    file.write_text(file.read_text().replace("best_by: effective_rank", "best_by: lidar"))
+    refusal = r"config.yaml: evaluation.best_by=lidar: .*; if another version .* that version reads"
+    with pytest.raises(ConfigError, match=refusal):
+        load_config([f"resume={run}"])
+    with pytest.raises(ConfigError, match=refusal):
+        read_run(run)
 
 
 def test_resume_may_repeat_the_configuration_and_move_the_run(run):

@@ -92,6 +92,15 @@ def test_a_runs_name_says_what_is_computed_and_nothing_else():
     assert run_name(load_config(), "split").startswith("split-affine_digits-")
 
 
+def test_runs_of_version_0_3_0_keep_their_names():
+    """A key that is new since then, and changes nothing by default, is in UNLESS_USUAL."""
+    simclr = ["data=digits", "method=simclr", "federation.rounds=5"]
+    name = "simclr-digits-k10-a0.1-s0-a8b4fb82b2"
+    assert run_name(load_config(simclr)) == name
+    for other in ("training.min_steps=4", "data.augmentation.view_size=16"):
+        assert run_name(load_config([*simclr, other])) != name
+
+
 def test_an_attack_is_seen_with_and_without_the_check_of_replies():
     plan, configs = make_plan("poisoning", "small", seeds=[0], only=["2 flip"])
     unchecked, checked = (
