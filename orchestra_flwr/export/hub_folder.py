@@ -116,9 +116,8 @@ def push(folder: Path, files: Sequence[Path], repository: str, *, private: bool)
         ConfigError: the name is no "owner/name".
         HubError: the hub refused it, or cannot be reached.
     """
-    from httpx import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     api = HfApi(library_name="orchestra_flwr")
     names = [file.relative_to(folder).as_posix() for file in files]
@@ -127,7 +126,7 @@ def push(folder: Path, files: Sequence[Path], repository: str, *, private: bool)
         return str(api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names))
     except HFValidationError as error:
         raise ConfigError(f"push_to_hub={repository}: {_line(error)}") from None
-    except (HfHubHTTPError, HTTPError, OSError, LocalTokenNotFoundError) as error:
+    except Exception as error:  # its own, or of its HTTP client: httpx, since release 2 httpx2
         raise HubError(f"push_to_hub={repository}: {_line(error)}") from error
 
 

@@ -188,6 +188,21 @@ def test_a_hub_that_refuses_is_one_line_and_the_folder_is_there(make_run, comman
     assert (run / "hub" / "README.md").is_file()
 
 
+def test_a_hub_that_cannot_be_reached_is_one_line(make_run, command, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    class ConnectError(Exception):  # of an HTTP client that is not httpx: releases choose another
+        pass
+
+    def unreachable(*_, **__):
+        raise ConnectError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", unreachable)
+    code, out, err = command(f"run={make_run()}", "push_to_hub=me/digits")
+    assert (code, out) == (1, "")
+    assert err == "error: push_to_hub=me/digits: Name or service not known\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
