@@ -150,7 +150,8 @@ class Described:
         comments: dict[str, str] = {}
         for file, section in files:
             for key, text in read_comments(file, section)[1].items():
-                if key.startswith(section):
+                of_another = key == f"{section}.name" and file.stem != self._chosen(section)
+                if key.startswith(section) and not of_another:
                     comments.setdefault(key, text)
         return comments
 

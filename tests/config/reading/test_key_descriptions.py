@@ -106,6 +106,19 @@ def test_a_users_own_choice_without_a_file_has_its_options(user_package):
         assert "\n  name: mine\n  pull: 0.5\n  widths: [3, 4]\n  needed: 2\n" in text
 
 
+def test_a_comment_on_a_name_is_for_that_choice_alone(user_package):
+    """It was shown for a user's method, which needs no such model."""
+    user_package({"methods/mine.py": """
+        from orchestra_flwr.methods.simclr import SimCLR
+
+        class Mine(SimCLR):
+            class Settings(SimCLR.Settings):
+                pass
+    """})  # fmt: skip
+    page = described(Config, ["plugins=[my_package]", "method=mine"])
+    assert "\n  name: mine\n" in page.group("method").partition("\nmethod:")[2]
+
+
 @pytest.mark.parametrize("content", [b"a: [1,\nb: }", b"a: 1  # \xff"])
 def test_a_users_file_that_is_no_yaml_is_named_though_it_is_not_chosen(user_package, content):
     conf = user_package({}) / "conf" / "method"
