@@ -28,7 +28,7 @@ time.sleep(600)
 ENDING = """
 import subprocess, sys, time
 print("SuperNode ID: 17", flush=True)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
 time.sleep(0.3)
 print("\\x1b[92mINFO \\x1b[0m:      SuperNode terminated gracefully.", flush=True)
 time.sleep(0.3)
