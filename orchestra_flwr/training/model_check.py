@@ -37,6 +37,7 @@ from orchestra_flwr.training.step import BatchMaker
 from orchestra_flwr.training.warm_start import begins_trained, first_weights, starting_learner
 
 IMAGES = 4
+MOST_IMAGES = 256
 
 
 class _BrokenContractError(Exception):
@@ -154,10 +155,12 @@ def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
 
 
 def _try_contribution(learner: Learner, config: Config, channels: int, release: Release) -> None:
-    """Round 0 of a client that has images enough for all rows, up to a few hundred."""
+    """Round 0 of a client that has images enough for all rows; not tried if that takes too many."""
     rows = max((rows for rows, _ in release.rows.values()), default=1)
-    images, labels = _random_images(config, channels, min(256, rows * (release.min_images or 1)))
-    observe_round(learner, images, config, ClientSeed(0, 0, "0"), labels=labels)
+    count = rows * (release.min_images or 1)
+    if count <= MOST_IMAGES:  # with fewer its rows could be refused, though clients have enough
+        images, labels = _random_images(config, channels, count)
+        observe_round(learner, images, config, ClientSeed(0, 0, "0"), labels=labels)
 
 
 def _random_images(config: Config, channels: int, count: int) -> tuple[Tensor, Tensor]:

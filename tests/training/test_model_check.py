@@ -194,10 +194,14 @@ def test_a_clustering_is_tried(tiny, user_package, wrong, line):
     assert str(error.value).startswith("clustering=mine: ") and line in str(error.value)
 
 
-@pytest.mark.parametrize("options", [(), ("privacy.k_min=30", "clustering.local_clusters=20")])
-def test_a_clustering_has_images_enough_to_be_tried(tiny, user_package, options):
-    """Rows of too few images would be refused."""
-    user_package({"clusterings/mine.py": CLUSTERING.format("pass")})
+@pytest.mark.parametrize("rows", [8, 40])
+def test_a_clustering_with_a_fixed_number_of_rows_is_not_refused(tiny, user_package, rows):
+    """It is tried with images enough for 8 rows of 30, and not for 40: that would take long."""
+    fixed = f"""def end_round(self, images, seed):
+            centroids = torch.randn({rows}, 16)
+            return Contribution({{"local_centroids": centroids}}, len(images) // {rows})"""
+    user_package({"clusterings/mine.py": CLUSTERING.format(fixed)})
+    options = ("privacy.k_min=30", f"clustering.local_clusters={rows}")
     check_model(tiny("plugins=[my_package]", "clustering=mine", *options), 1)
 
 
