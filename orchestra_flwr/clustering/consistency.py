@@ -42,7 +42,8 @@ def consistency(points: Tensor, previous: Tensor, current: Tensor) -> float:
         share it both times (Jaccard, 1912); 1 where there are no such pairs.
     """
     old, new = ((points @ centroids.T).argmax(dim=1) for centroids in (previous, current))
-    together_before = (old[:, None] == old).triu(1)
-    together_after = (new[:, None] == new).triu(1)
-    either = (together_before | together_after).sum()
-    return float((together_before & together_after).sum() / either) if either else 1.0
+    groups = (old, new, old * len(current) + new)  # pairs are counted by the sizes of groups
+    sizes = (torch.unique(group, return_counts=True)[1] for group in groups)
+    before, after, both = (int((size * (size - 1)).sum()) for size in sizes)
+    either = before + after - both
+    return both / either if either else 1.0

@@ -73,7 +73,6 @@ def spread_out(points: Tensor, k: int, generator: torch.Generator) -> Tensor:
         (k, d) chosen rows.
     """
     # numpy, ten times as fast as torch for so few numbers.
-    distances = (1 - points @ points.T).double().cpu().numpy()
     draws = torch.rand(k, generator=generator, dtype=torch.float64).numpy()
     n = len(points)
     free = np.ones(n, dtype=bool)
@@ -85,7 +84,8 @@ def spread_out(points: Tensor, k: int, generator: torch.Generator) -> Tensor:
         index = int(cumulative.searchsorted(draw * cumulative[-1], side="right"))
         chosen.append(index)
         free[index] = False
-        np.minimum(nearest, distances[index], out=nearest)
+        distances = (1 - points @ points[index]).double().cpu().numpy()
+        np.minimum(nearest, distances, out=nearest)
         weights = np.where(free & (nearest > SAME), nearest, 0.0)
         if not weights.any():
             weights = free.astype(float)

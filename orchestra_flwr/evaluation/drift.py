@@ -40,7 +40,7 @@ class StreamingDrift:
         """Adds a client's (size,) float32 state with its positive weight."""
         for index, layer in enumerate(self._layers):
             change = state[layer].astype(np.float64) - self._origin[layer]
-            self._squares[index] += weight * (change @ change)
+            self._squares[index] += weight * _squared(change)
             self._sum[layer] += weight * change
         self._weights.append(weight)
 
@@ -50,10 +50,15 @@ class StreamingDrift:
         if count < 2:
             return None
         means = [self._sum[layer] / total for layer in self._layers]
-        variances = self._squares / total - np.array([mean @ mean for mean in means])
+        variances = self._squares / total - np.array([_squared(mean) for mean in means])
         variances = variances.clip(0)  # rounding may make them slightly negative
         # The probability that two models, drawn by their weights, are different ones.
         others = 1 - sum((weight / total) ** 2 for weight in self._weights)
         return Drift(
             float(np.sqrt(variances).sum()), float(np.sqrt(2 * variances / others).sum()), count
         )
+
+
+def _squared(vector: np.ndarray) -> float:
+    """The square of the L2 norm; not by BLAS, whose last bit depends on the number of threads."""
+    return float(np.square(vector).sum())

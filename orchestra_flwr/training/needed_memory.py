@@ -8,11 +8,15 @@ from orchestra_flwr.training.learner import build_learner
 COPIES = 3  # the state, the state as received, and gradients; the optimizer adds its own
 
 
+class TooLargeError(ConfigError):
+    """A model that this machine's memory cannot hold."""
+
+
 def check_memory(config: Config, channels: int) -> None:
     """Refuses a model that this machine's memory cannot hold while it is trained.
 
     Raises:
-        ConfigError: names the keys that decide the model's size, and both sizes.
+        TooLargeError: names the keys that decide the model's size, and both sizes.
     """
     numbers, size = state_size(lambda: build_learner(config, channels))
     needed = (COPIES + config.optimizer.plugin.moments) * size
@@ -20,7 +24,7 @@ def check_memory(config: Config, channels: int) -> None:
     if needed > memory:
         hidden = config.model.projector_hidden
         heads = "" if hidden is None else f" and model.projector_hidden={hidden}"
-        raise ConfigError(
+        raise TooLargeError(
             f"model.width={config.model.width}: with "
             f"model.projector_dim={config.model.projector_dim}{heads} the state has {numbers:,} "
             f"numbers; training it takes {needed / 1e9:,.0f} GB, and this machine has "

@@ -32,6 +32,14 @@ def test_consistency_counts_pairs_of_points_that_stay_together():
     assert 0 < consistency(points, before, after) < 1
 
 
+def test_a_hundred_thousand_points_take_little_memory():
+    """All pairs of them would take 10 GB."""
+    points = F.normalize(torch.tensor([[1.0, 0.1], [0.1, 1.0]]).repeat(50_000, 1), dim=1)
+    together = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    assert consistency(points, torch.eye(2), torch.eye(2)) == 1
+    assert consistency(points, torch.eye(2), together) == pytest.approx(0.5, abs=1e-4)
+
+
 def test_other_names_of_the_same_clusters_are_consistent():
     points, centroids = unit(30, 4, seed=0), unit(5, 4, seed=1)
     assert consistency(points, centroids, centroids.flip(0)) == 1

@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from orchestra_flwr.evaluation.drift import StreamingDrift
 
@@ -62,6 +63,18 @@ def test_of_many_the_root_mean_square_in_each_layer(weights):
     for before in (None, states[2], models(1, seed=1)[0]):
         drift = streamed(states, weights, before)
         assert (drift.mean, drift.pairs) == pytest.approx((from_mean, pairs), rel=1e-5)
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    states = np.random.default_rng(0).normal(size=(3, 2_000_000)).astype(np.float32)
+    results = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            drift = StreamingDrift(states[0], [slice(0, 1_500_000), slice(1_500_000, 2_000_000)])
+            for state in states:
+                drift.add(state, 1.0)
+            results.append(drift.result())
+    assert results[0] == results[1]
 
 
 def test_one_client_alone_has_no_drift():

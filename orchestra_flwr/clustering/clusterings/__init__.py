@@ -14,7 +14,7 @@ from orchestra_flwr.seeding import ClientSeed
 FeaturesOf = Callable[[Tensor], Tensor]  # of images, (B, C, H, W) uint8 to (B, D) unit vectors
 
 LOCAL_CENTROIDS = "local_centroids"  # the array that clients contribute
-MAX_POINTS = 2**14  # all their pairwise distances are 2 GB
+MAX_POINTS = 2**14  # a plan of as many clusters takes 2 GB
 
 
 class Clustering(nn.Module, Plugin, ABC):

@@ -12,6 +12,7 @@ from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods import release_of
 from orchestra_flwr.plugins import has_changed
 from orchestra_flwr.training import build_learner
+from orchestra_flwr.training.needed_memory import check_memory
 
 
 def check_version(server: str) -> None:
@@ -62,6 +63,7 @@ class ReceivedSettings:
         Raises:
             RefusalError: it exposes single images (the server refuses that too, but it may run
                 other code than ours), or shows single updates to a server that shall see sums.
+            ConfigError: this machine's memory cannot hold the model.
         """
         if self._config.privacy.secure_aggregation and not config.privacy.secure_aggregation:
             raise RefusalError(
@@ -83,8 +85,10 @@ class ReceivedSettings:
         training = config.training.model_copy(update=machine)
         options = set(config.method.plugin.Settings.model_fields)
         method = config.method.model_copy(update=self._config.method.model_dump(include=options))
-        here = {"method": method, "training": training, "device": self._config.device}
-        return config.model_copy(update=here)
+        values = {"method": method, "training": training, "device": self._config.device}
+        here = config.model_copy(update=values)
+        check_memory(here, here.data.channels)
+        return here
 
     def check_model(self, config: Config, server_schema: str) -> None:
         """Refuses a server that trains on other images, another model, or with other plug-ins.

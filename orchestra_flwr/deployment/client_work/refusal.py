@@ -10,6 +10,7 @@ from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.privacy.client_ledger import BudgetSpentError
 from orchestra_flwr.privacy.secure_sums import SumRefusedError
+from orchestra_flwr.training.needed_memory import TooLargeError
 
 
 class RefusalError(ValueError):
@@ -41,7 +42,7 @@ def failure_of(error: Exception) -> Failure:
         return error.failure
     if isinstance(error, SumRefusedError):
         return Failure.PRIVACY_REFUSED
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | TooLargeError):
         return Failure.OUT_OF_MEMORY
     if isinstance(error, PluginError):
         return Failure.OTHER_VERSION

@@ -18,10 +18,10 @@ class ClientStateFolder:
     """A client's state after each of its last rounds: `<folder>/<run>/<round>.safetensors`.
 
     A round that is repeated, because the server was killed in it or went back to one of its
-    checkpoints, starts from the state before that round. So the states of the last rounds are kept,
-    with the newest one from before them (or more, see :meth:`save`); everything older is deleted,
-    as is the state of other runs. After a round's later stages the file is
-    `<round>-<stage>.safetensors`.
+    checkpoints, starts from the state before that round. So the states after the last rounds are
+    kept, with the newest one from before them (or more, see :meth:`save`) and from before the
+    newest of all; everything else is deleted, as is the state of other runs. After a round's later
+    stages the file is `<round>-<stage>.safetensors`.
 
     Args:
         folder: the client's own.
@@ -79,10 +79,12 @@ class ClientStateFolder:
             make_private_folder(folder)
         values = {"values": json.dumps(dict(state.values))}
         save_tensors(self._path((round_, stage)), state.tensors, values, mode=0o600)
-        saved, first = self._saved(), (round_ - KEPT_ROUNDS + 1, 0)
-        before = sorted(when for when in saved if when < first)[-from_before:]
-        for when in saved:
-            if when not in before and not first <= when <= (round_, stage):
+        earlier = sorted(when for when in self._saved() if when < (round_, stage))
+        last = [*dict(earlier).items()]  # the last stage of each round
+        old = [when for when in last if when[0] <= round_ - KEPT_ROUNDS]
+        needed = {(round_, stage), *last} - {*old[:-from_before]}
+        for when in self._saved():
+            if when not in needed:
                 self._path(when).unlink()
         for other in self._others.iterdir():
             if other != self._folder and other.is_dir():  # a system may put files of its own there
@@ -91,7 +93,8 @@ class ClientStateFolder:
     def _saved(self) -> list[tuple[int, int]]:
         """Round and stage of every file."""
         paths = self._folder.glob(f"*{SUFFIX}")
-        names = (re.fullmatch(r"(\d+)(?:-(\d+))?", path.stem) for path in paths)
+        # A hostile server may ask for rounds before the first.
+        names = (re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", path.stem) for path in paths)
         return [(int(name[1]), int(name[2] or 0)) for name in names if name]
 
     def _path(self, when: tuple[int, int]) -> Path:

@@ -1,6 +1,7 @@
 """A client's own process takes part in runs, without any network."""
 
 import gc
+import json
 import os
 import weakref
 
@@ -80,6 +81,20 @@ def test_why_a_client_stays_out_is_shown_here_and_sent_as_one_word(
     assert sent == {"client": "kitchen", "version": __version__, "refusal": word}
     (line,) = said
     assert line == f"cannot take part: {one.problem}" and says in line
+
+
+@pytest.mark.parametrize("kind", ["greet", "train"])
+def test_a_model_that_no_memory_holds_is_refused_before_any_is_asked_for(
+    kind, worker, server, said, ask, greeting, task
+):
+    """The system killed the client, without a word at either end."""
+    values = json.loads(server.for_clients().to_json())
+    values["model"] |= {"name": "resnet18", "width": 16384}
+    made = {"greet": greeting, "train": task}[kind]
+    answer = ask(worker(), kind, made(server, config=json.dumps(values)))
+    assert answer.get("failure", answer.get(CONFIG, {}).get("refusal")) == "out_of_memory"
+    line = said[-1]
+    assert "model.width=16384" in line and "and this machine has" in line
 
 
 @pytest.mark.parametrize("kind", ["greet", "train"])

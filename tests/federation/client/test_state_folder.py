@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orchestra_flwr.config import KEPT_ROUNDS
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.merging import ClientState
 
@@ -136,6 +137,18 @@ def test_a_later_stage_of_a_round_starts_from_the_one_before(tmp_path):
     folder.save(3, own(30))
     folder.save(5, own(50))
     assert on_disk(tmp_path) == ["2-2", "3", "5"]
+
+
+@pytest.mark.parametrize(
+    "number_of", [lambda n: (-n, 0), lambda n: (2, n), lambda n: (2, -n), lambda n: (n, n)]
+)
+def test_no_number_that_a_server_sends_fills_the_disk(number_of, tmp_path):
+    folder = ClientStateFolder(tmp_path, "run")
+    for count in range(1, 30):
+        round_, stage = number_of(count)
+        folder.save(round_, own(count), stage, from_before=2)
+        assert number(folder.before(round_, stage + 1)) == count
+        assert len(on_disk(tmp_path)) <= KEPT_ROUNDS + 3
 
 
 def test_a_round_of_stages_that_is_repeated_starts_from_before_it(tmp_path):
