@@ -313,9 +313,20 @@ def _measure_splits(configs: Mapping[str, Config], folder: Path, announce: Annou
                 target.write_summary({"classes": held, "versions": environment()})
             announce(f"[{number}/{len(configs)}] done: {name}")
         except ConfigError as error:
+            if _is_measured_elsewhere(folder / name):
+                announce(f"[{number}/{len(configs)}] done by another command: {name}")
+                continue
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
             why = printable(str(error))  # names of files in it need not be UTF-8
             write_atomically(folder / LOGS / f"{name}.log", f"error: {why}\n".encode())
             failed.append(name)
             announce(f"[{number}/{len(configs)}] FAILED: {why}: {name}")
     return failed
+
+
+def _is_measured_elsewhere(path: Path) -> bool:
+    """Waits while another command writes to a folder; whether it is then complete."""
+    while is_locked(path):
+        time.sleep(POLL)
+    run = read_run(path)
+    return run is not None and bool(run.summary)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
 import pytest
@@ -14,6 +15,7 @@ from orchestra_flwr.experiments.results.comparison import read_results
 from orchestra_flwr.experiments.results.runs import STARTED, last_error, read_run
 from orchestra_flwr.experiments.sweep import Job, jobs_of, run_jobs, run_plan
 from orchestra_flwr.folder_lock import locked
+from orchestra_flwr.reporting import RunFolder
 
 
 @pytest.fixture
@@ -137,6 +139,19 @@ def test_splits_need_no_process(tmp_path):
     assert read_run(tmp_path / even[0]).measure("classes") == 10
     said.clear()
     assert run_plan(plan, configs, tmp_path, 1, said.append) == [] and not said
+
+
+def test_a_split_that_another_command_measures_is_waited_for(tmp_path):
+    plan, configs = make_plan("table4", "small", only=["10"])
+    name, config = next(iter(configs.items()))
+    said: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        with RunFolder.open(config.model_copy(update={"run_dir": str(tmp_path / name)})) as other:
+            failed = pool.submit(run_plan, plan, {name: config}, tmp_path, 1, said.append)
+            wait([failed], timeout=1)
+            other.write_summary({"classes": {}})
+        assert failed.result() == []
+    assert said == [f"[1/1] done by another command: {name}"]
 
 
 def test_a_folder_of_images_whose_name_is_not_utf_8_is_named_in_a_line(tmp_path):
