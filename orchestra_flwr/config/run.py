@@ -185,8 +185,8 @@ class Config(WithPlugins, Composed):
             )
         if evaluation.best_by == "score" and not evaluation.unsupervised:
             raise ValueError(
-                "evaluation.best_by=score: needs evaluation.unsupervised=true, or "
-                "evaluation.best_by=linear, knn or effective_rank"
+                "evaluation.best_by=score: needs evaluation.unsupervised=true; else give "
+                "evaluation.best_by=linear, knn or effective_rank, or evaluation.keep=last"
             )
 
     def _check_resume_round(self) -> None:

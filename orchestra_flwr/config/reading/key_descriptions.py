@@ -150,10 +150,20 @@ class Described:
         comments: dict[str, str] = {}
         for file, section in files:
             for key, text in read_comments(file, section)[1].items():
-                of_another = key == f"{section}.name" and file.stem != self._chosen(section)
-                if key.startswith(section) and not of_another:
+                if key.startswith(section) and not self._is_of_another(key, section, file):
                     comments.setdefault(key, text)
         return comments
+
+    def _is_of_another(self, key: str, section: str, file: Path) -> bool:
+        """Whether a key is an option or the name of another plug-in than the chosen one, a user's.
+
+        An option of the same name may mean something else there.
+        """
+        group, chosen = _annotation(self.section, section), self._chosen(section)
+        if not hasattr(group, "room") or (self.folders[0] / section / f"{chosen}.yaml").is_file():
+            return False
+        option = key.removeprefix(f"{section}.").partition(".")[0]
+        return file.stem != chosen and option not in group.model_fields.keys() - {"name"}
 
 
 def read_comments(file: Path, section: str = "") -> tuple[str, dict[str, str]]:

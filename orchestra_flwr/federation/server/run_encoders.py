@@ -186,7 +186,8 @@ class BestEncoder:
         if not self._is_last and by_server and why:
             raise FederationError(
                 f"evaluation.best_by={self._by}: {why}; "
-                "evaluation.unsupervised=true with a score without labels needs none"
+                "evaluation.unsupervised=true with a score without labels needs none, "
+                "nor does evaluation.keep=last"
             )
         if self._by_clients is False and dataset is None:
             raise FederationError(

@@ -106,17 +106,20 @@ def test_a_users_own_choice_without_a_file_has_its_options(user_package):
         assert "\n  name: mine\n  pull: 0.5\n  widths: [3, 4]\n  needed: 2\n" in text
 
 
-def test_a_comment_on_a_name_is_for_that_choice_alone(user_package):
-    """It was shown for a user's method, which needs no such model."""
+def test_a_comment_on_an_option_or_a_name_is_for_that_choice_alone(user_package):
+    """Those of other methods were shown for a user's, whose `ema` is its own."""
     user_package({"methods/mine.py": """
         from orchestra_flwr.methods.simclr import SimCLR
 
         class Mine(SimCLR):
             class Settings(SimCLR.Settings):
-                pass
+                ema: float = 0.5
     """})  # fmt: skip
     page = described(Config, ["plugins=[my_package]", "method=mine"])
-    assert "\n  name: mine\n" in page.group("method").partition("\nmethod:")[2]
+    keys = page.group("method").partition("\nmethod:")[2]
+    assert "\n  name: mine\n" in keys
+    assert "\n  ema: 0.5\n" in keys
+    assert "  # default: augmented" in keys  # `views` is an option of all methods
 
 
 @pytest.mark.parametrize("content", [b"a: [1,\nb: }", b"a: 1  # \xff"])
