@@ -41,6 +41,7 @@ def export_to_peft(config: ExportConfig) -> Path:
     if missing.unexpected_keys:
         raise ConfigError(f"run={config.run}: its checkpoint is of another network")
     config.exported.mkdir(parents=True, exist_ok=True)
+    model.create_or_update_model_card = lambda _folder: None  # a form with nothing filled in
     model.save_pretrained(str(config.exported))
     return config.exported
 

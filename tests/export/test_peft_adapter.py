@@ -40,6 +40,8 @@ def run(folder, weights, *overrides):
 def test_peft_makes_the_same_features_of_timms_network(method, weights, tmp_path):
     folder = run(tmp_path / "run", weights, f"method={method}", "federation.rounds=2")
     assert export_main([f"run={folder}", "format=peft"]) == 0
+    written = sorted(path.name for path in (folder / "export").iterdir())
+    assert written == ["adapter_config.json", "adapter_model.safetensors"]
     plain = network()
     plain.load_state_dict(load_file(weights))
     images = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(1))
