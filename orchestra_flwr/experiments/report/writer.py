@@ -54,7 +54,7 @@ def write_report(folder: str | Path) -> Path:
     parts = [heading(1, title)]
     if plans:
         sources = dict.fromkeys(paper_source(plan.name) for plan in plans)
-        parts += [quiet(f"The paper: {source}") for source in sources]
+        parts += [quiet(f"The paper: {source}") for source in sources if source]
         parts += _scale_warning(plans)
     parts += [
         warning(f"{file} cannot be read, its experiment is left out: {why}")

@@ -19,9 +19,10 @@ def _values(file: str) -> dict[str, Any]:
     return read_config_file(Path(__file__).with_name(f"{file}.yaml"))
 
 
-def paper_source(experiment: str) -> str:
-    """The citation of the paper whose numbers an experiment reproduces."""
-    return " ".join(str(_values(_file(experiment))["source"]).split())
+def paper_source(experiment: str) -> str | None:
+    """The citation of the paper whose table or figure an experiment is; None of a user's own."""
+    file = _file(experiment)
+    return " ".join(str(_values(file)["source"]).split()) if file else None
 
 
 def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sample | None:
@@ -30,17 +31,18 @@ def paper_value(experiment: str, values: Mapping[str, str], measure: str) -> Sam
     Args:
         values: the row's value on each axis; axes that the paper's entry does not name are free.
     """
-    for entry in _values(_file(experiment)).get(experiment, []):
+    file = _file(experiment)
+    for entry in _values(file)[experiment] if file else ():
         axes = {key: value for key, value in entry.items() if isinstance(value, str)}
         if measure in entry and axes.items() <= values.items():
             printed = entry[measure]
             mean, error = printed if isinstance(printed, list) else (printed, None)
-            return _sample(_file(experiment), float(mean), error)
+            return _sample(str(file), float(mean), error)
     return None
 
 
-def _file(experiment: str) -> str:
-    return next((file for file in FILES if experiment in _values(file)), FILES[0])
+def _file(experiment: str) -> str | None:
+    return next((file for file in FILES if experiment in _values(file)), None)
 
 
 def _sample(file: str, mean: float, error: float | None) -> Sample:

@@ -43,6 +43,7 @@ def test_what_is_not_printed():
     assert paper_value("mi_sweeps", {"variant": "base"}, "linear") is None
     assert paper_value("mi_pairs", {"clients": "alike"}, "linear") is None
     assert "ICML 2022" in paper_source("table1") == paper_source("figure5")
+    assert paper_source("my_own") is None and paper_value("my_own", {}, "linear") is None
     sources = {paper_source(f"mi_{name}") for name in ("table3", "sweeps", "pairs")}
     assert len(sources) == 1 and "ICLR 2024" in sources.pop()
     assert paper_value("dec_ssl_figure6", {"system": "Dec-SSL"}, "linear") is None
