@@ -106,8 +106,8 @@ class OrchestraStrategy(Strategy):
         tasks = zip(self.stage.tasks, replies, strict=True)
         return None, self._aggregate((task, message, None) for task, message in tasks)
 
-    def aggregate_first(self, arrivals: Iterable[Arrival]) -> MetricRecord:
-        """As :meth:`aggregate_train`, of a stage that does not wait for all.
+    def aggregate_first(self, arrivals: Iterable[Arrival]) -> None:
+        """As :meth:`aggregate_train`, of a stage that does not wait for all; returns no metrics.
 
         Args:
             arrivals: replies that came while :meth:`needed` was above 0. All others are late.
@@ -121,9 +121,8 @@ class OrchestraStrategy(Strategy):
                 del late[task.client]
                 yield task, arrival.reply, arrival.seconds
 
-        metrics = self._aggregate(came())
+        self._aggregate(came())
         self.report.late += [client for client in late if client not in self.report.late]
-        return metrics
 
     def needed(self) -> int:
         """How many more good replies end the stage."""
