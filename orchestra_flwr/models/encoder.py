@@ -249,7 +249,7 @@ def load_encoder(
 
 def _check_size(spec: EncoderSpec, weights: Path) -> None:
     """Refuses a network with more numbers than its file has bytes, before it takes any memory."""
-    count, _ = state_size(lambda: build_backbone(spec.model, spec.channels))
+    count = state_size(lambda: build_backbone(spec.model, spec.channels)).numbers
     size = weights.stat().st_size
     if count > size:
         raise ConfigError(f"its network has {count:,} numbers, and {weights.name} {size:,} bytes")

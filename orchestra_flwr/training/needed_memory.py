@@ -5,7 +5,7 @@ from orchestra_flwr.machine_limits import usable_memory
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.training.learner import build_learner
 
-COPIES = 3  # the state, the state as received, and gradients; the optimizer adds its own
+HELD = 2  # the state, and the state as it is received
 
 
 class TooLargeError(ConfigError):
@@ -18,8 +18,9 @@ def check_memory(config: Config, channels: int) -> None:
     Raises:
         TooLargeError: names the keys that decide the model's size, and both sizes.
     """
-    numbers, size = state_size(lambda: build_learner(config, channels))
-    needed = (COPIES + config.optimizer.plugin.moments) * size
+    numbers, size, trained = state_size(lambda: build_learner(config, channels))
+    per_weight = 1 + config.optimizer.plugin.moments  # a gradient, and what the optimizer keeps
+    needed = HELD * size + per_weight * trained
     memory = usable_memory()
     if needed > memory:
         hidden = config.model.projector_hidden

@@ -8,9 +8,11 @@ from orchestra_flwr.training.needed_memory import check_memory
 
 
 def size_of(config):
-    """Numbers and bytes of a learner's whole state."""
-    state = build_learner(config, 3).state_dict().values()
-    return sum(t.numel() for t in state), sum(t.numel() * t.element_size() for t in state)
+    """Numbers and bytes of a learner's whole state, and bytes of what has gradients."""
+    state = build_learner(config, 3).state_dict(keep_vars=True).values()
+    bytes_of = [t.numel() * t.element_size() for t in state]
+    trained = sum(size for t, size in zip(state, bytes_of, strict=True) if t.requires_grad)
+    return sum(t.numel() for t in state), sum(bytes_of), trained
 
 
 @pytest.fixture
@@ -29,10 +31,11 @@ def test_the_size_is_that_of_the_learner_that_is_built(tiny, memory):
         ("method=mae", "model=vit_tiny", "model.width=24"),
     ):  # fmt: skip
         config = tiny(*overrides)
-        numbers, size = size_of(config)
-        memory(4 * size)
+        numbers, size, trained = size_of(config)
+        needed = 2 * size + 2 * trained
+        memory(needed)
         check_memory(config, 3)
-        memory(4 * size - 1)
+        memory(needed - 1)
         with pytest.raises(ConfigError, match=f"the state has {numbers:,} numbers"):
             check_memory(config, 3)
 
@@ -46,16 +49,29 @@ def test_what_no_memory_holds_is_refused_before_any_is_asked_for(tiny):
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 4), ("adam", 5), ("adamw", 5)])
-def test_so_many_copies_must_fit(tiny, memory, optimizer, copies):
+@pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 1), ("adam", 2), ("adamw", 2)])
+def test_so_many_copies_must_fit(tiny, memory, optimizer, moments):
     """The state, as it was received, its gradients, and what the optimizer remembers."""
     config = tiny(f"optimizer={optimizer}")
-    _, size = size_of(config)
-    memory(copies * size)
+    _, size, trained = size_of(config)
+    needed = 2 * size + (1 + moments) * trained
+    memory(needed)
     check_memory(config, 3)
-    memory(copies * size - 1)
+    memory(needed - 1)
     with pytest.raises(ConfigError, match=r"model.width=8: with model.projector_dim=16"):
         check_memory(config, 3)
+
+
+def test_frozen_weights_have_no_gradients(tiny, memory):
+    """A network of which little is trained fits where all of it would not."""
+    of_all = tiny("model=resnet18", "method=simclr")
+    _, size, trained = size_of(of_all)
+    memory(2 * size + 2 * trained - 1)
+    with pytest.raises(ConfigError, match="the state has"):
+        check_memory(of_all, 3)
+    memory(2.5 * size)
+    for adaptation in ("head", "norms"):
+        check_memory(tiny("model=resnet18", "method=simclr", f"adaptation={adaptation}"), 3)
 
 
 def test_what_cannot_be_built_without_memory_is_not_judged(tiny, user_package):
