@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Composed)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`run_sim.py`: simulates a federation; returns the exit code."""
-    return _command(Config, _simulate, usage.SIM, arguments, SEVERAL)
-
-
 def server_main(arguments: Sequence[str] | None = None) -> int:
     """`run_server.py`: a federation of real clients; returns the exit code."""
     from orchestra_flwr.deployment.server_config import ServerConfig
@@ -112,26 +107,6 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> int:
     return _command(EvaluateConfig, partial(_evaluate, command=command), usage.EVALUATE, arguments)
 
 
-def embed_main(arguments: Sequence[str] | None = None) -> int:
-    """`orchestra-embed`: embeddings of images and their page; returns the exit code."""
-    return _command(EmbedConfig, _embed, usage.EMBED, arguments)
-
-
-def label_main(arguments: Sequence[str] | None = None) -> int:
-    """`orchestra-label`: labels for all images from a few; returns the exit code."""
-    return _command(LabelConfig, _label, usage.LABEL, arguments)
-
-
-def compare_main(arguments: Sequence[str] | None = None) -> int:
-    """`orchestra-compare`: two encoders on the same images; returns the exit code."""
-    return _command(CompareConfig, _compare, usage.COMPARE, arguments)
-
-
-def export_main(arguments: Sequence[str] | None = None) -> int:
-    """`orchestra-export`: a saved encoder for other runtimes; returns the exit code."""
-    return _command(ExportConfig, _export, usage.EXPORT, arguments)
-
-
 def top_main(arguments: Sequence[str] | None = None) -> int:
     """`orchestra-top`: how a server or client is doing; returns the exit code."""
     from orchestra_flwr.deployment.watch.top import TopConfig
@@ -143,7 +118,7 @@ def _command(
     kind: type[C],
     run: Callable[[C], int],
     text: str,
-    arguments: Sequence[str] | None,
+    arguments: Sequence[str] | None = None,
     allowed: Sequence[str] = COMMON,
 ) -> int:
     def work() -> int:
@@ -370,6 +345,13 @@ def _top(config: TopConfig) -> int:
 
     return run_command(work, "", OSError, ValueError)
 
+
+# The commands whose configuration needs no heavy import; each returns its exit code.
+main = partial(_command, Config, _simulate, usage.SIM, allowed=SEVERAL)
+embed_main = partial(_command, EmbedConfig, _embed, usage.EMBED)
+label_main = partial(_command, LabelConfig, _label, usage.LABEL)
+compare_main = partial(_command, CompareConfig, _compare, usage.COMPARE)
+export_main = partial(_command, ExportConfig, _export, usage.EXPORT)
 
 # The modules behind commands that run for long.
 PROCESSES: dict[Callable[..., int], str] = {

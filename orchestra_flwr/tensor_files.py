@@ -2,8 +2,7 @@
 
 Any reader of safetensors opens them. Their metadata has one entry, `checked`: the SHA-256 of the
 whole file, computed with zeros in the place of the digest, then the values as JSON. A checksum in a
-second file could be written without the first. Files of earlier versions have the values as
-metadata, and no checksum.
+second file could be written without the first.
 """
 
 import errno
@@ -11,7 +10,7 @@ import hashlib
 import json
 import mmap
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -66,24 +65,20 @@ def save_plain(
         raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from error
 
 
-def load_tensors(
-    path: Path, *, earlier: Collection[str] = ()
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, on the CPU, and the values that :func:`save_tensors` wrote.
-
-    `earlier` are the names of values in files of earlier versions, which hold no checksum.
 
     Raises:
         OSError: the file is missing or cannot be read.
         DamagedFileError: it is not as it was written.
     """
-    values = read_values(path, earlier=earlier)
+    values = read_values(path)
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118
 
 
-def read_values(path: Path, *, earlier: Collection[str] = ()) -> dict[str, str]:
-    """The values alone; arguments, checks and errors as in :func:`load_tensors`."""
+def read_values(path: Path) -> dict[str, str]:
+    """The values alone; checks and errors as in :func:`load_tensors`."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
             header = 8 + int.from_bytes(content[:8], "little")
@@ -94,11 +89,9 @@ def read_values(path: Path, *, earlier: Collection[str] = ()) -> dict[str, str]:
                 raise DamagedFileError(f"{path} is damaged: its checksum is wrong")
         with safe_open(path, framework="pt") as tensors:
             metadata: dict[str, str] = tensors.metadata() or {}
-        if ENTRY in metadata:
-            return dict(json.loads(metadata[ENTRY][DIGITS:]))
-        if metadata.keys() <= {*earlier}:
-            return metadata
-        raise DamagedFileError(f"{path} is damaged: it has no checksum")
+        if ENTRY not in metadata:
+            raise DamagedFileError(f"{path} is damaged: it has no checksum")
+        return dict(json.loads(metadata[ENTRY][DIGITS:]))
     except DamagedFileError:
         raise
     except (SafetensorError, ValueError, TypeError) as error:  # an empty file cannot be mapped

@@ -1,9 +1,10 @@
 """What server, gate and client have to know about Flower's Fleet API.
 
-Checked against Flower 1.41 and 1.42: its clients' messages, how old a signature may be, and that a
-reply is refused if it is dated after its message has expired.
+Checked against Flower 1.41 and 1.42: its clients' messages, how old a signature may be, that a
+reply is refused if it is dated after its message has expired, and `ErrorCode`.
 """
 
+from flwr.common.constant import ErrorCode
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from google.protobuf.message import DecodeError
@@ -13,6 +14,13 @@ MAX_AGE, MAX_AHEAD = 305.0, 5.0
 # A client signs by the server's time, but dates its replies by its own, which may differ so much.
 MAX_CLOCK_DIFFERENCE = 3600.0
 NEVER = 1e9  # seconds, thirty years
+# What the errors of a SuperLink or SuperNode mean: their own texts speak of a database.
+MEANINGS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "the message to it is no longer kept: it took too long",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
+    ErrorCode.NODE_UNAVAILABLE: "it was ended, or nothing was heard of it for a while",
+    ErrorCode.CLIENT_APP_CRASHED: "its process for the work ended before the reply was there",
+}
 
 
 def time_to_live(seconds: float | None) -> float:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from orchestra_flwr.flower.ray_processes import ended_process, load_ray
+from orchestra_flwr.flower.ray_start import ended_process, load_ray
 
 logger = logging.getLogger("orchestra_flwr.federation")
 

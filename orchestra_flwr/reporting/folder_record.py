@@ -14,7 +14,7 @@ from typing import Any
 from orchestra_flwr.config import MAY_GROW, RESUME_MAY_CHANGE, ConfigError, read_config_file
 from orchestra_flwr.config.section import within
 from orchestra_flwr.console.text import flat, listed, lookup
-from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, earlier_rounds
+from orchestra_flwr.reporting.kept_checkpoints import LATEST, earlier_rounds
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
 CHECKPOINT = f"checkpoint/{LATEST}"
@@ -58,8 +58,8 @@ class FolderRecord:
 def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
     """Refuses a run folder that was changed or damaged since a checkpoint, usually the latest.
 
-    A folder with a checkpoint of an earlier version passes. So does one without any, unless the run
-    has had one: it would begin anew, and lose its records and its encoder.
+    A folder without a checkpoint passes, unless the run has had one: it would begin anew, and lose
+    its records and its encoder.
 
     Raises:
         ConfigError: one line; what differs, and what to do.
@@ -77,16 +77,13 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
             )
         return
     try:
-        record = read_values(path, earlier=EARLIER_VALUES).get(VALUE)
+        saved = json.loads(read_values(path)[VALUE])
     except DamagedFileError as error:
         noise = lookup(read_config_file(folder / "config.yaml"), "privacy", "noise_multiplier")
         may_go_back = checkpoint == CHECKPOINT and not noise
         rounds = earlier_rounds(path.parent) if may_go_back else []
         back = f"go back with resume_round={rounds[-1]}, " if rounds else ""
         raise ConfigError(f"{error}; put back a copy of it, {back}or start a new run") from None
-    if record is None:
-        return
-    saved = json.loads(record)
     _check_config(folder / "config.yaml", saved["config"])
     for name, entry in saved["files"].items():
         if name == REMOVED_AT_THE_END and (folder / ENDED).exists():

@@ -19,7 +19,6 @@ from orchestra_flwr.files import replacing, sync_folder
 from orchestra_flwr.tensor_files import read_values
 
 LATEST = "state.safetensors"
-EARLIER_VALUES = ("position",)  # the values of a checkpoint of an earlier version
 
 
 def earlier_path(folder: Path, round_: int) -> Path:
@@ -42,7 +41,7 @@ def round_of(path: Path) -> int:
         OSError: the file is missing or cannot be read.
         DamagedFileError: it is not as it was written.
     """
-    return int(json.loads(read_values(path, earlier=EARLIER_VALUES)["position"])["round"])
+    return int(json.loads(read_values(path)["position"])["round"])
 
 
 def keep_latest(folder: Path, round_: int) -> None:

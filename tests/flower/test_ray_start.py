@@ -10,8 +10,7 @@ import pytest
 from orchestra_flwr.cli import main
 from orchestra_flwr.federation import simulation
 from orchestra_flwr.federation.engines import ray as ray_engine
-from orchestra_flwr.flower.ray_processes import load_ray
-from orchestra_flwr.flower.ray_start import RayStart, RayStartError
+from orchestra_flwr.flower.ray_start import RayStart, RayStartError, load_ray
 
 ARGUMENTS = {"num_cpus": 2}
 

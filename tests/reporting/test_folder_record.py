@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.reporting import RunFolder
@@ -173,12 +172,6 @@ def test_behind_a_damaged_checkpoint_of_a_run_with_noise_none_is_named(folder):
     (folder.path / CHECKPOINT).write_bytes(b"nothing")
     change(folder, privacy__noise_multiplier=1.0)
     assert refusal(folder).endswith("; put back a copy of it, or start a new run")
-
-
-def test_a_run_of_an_earlier_version_is_resumed(folder):
-    save_file({"a": torch.zeros(3)}, folder.path / CHECKPOINT, metadata={"position": "{}"})
-    change(folder, seed=7)
-    RunFolder.resume(folder.path)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,7 @@ from flwr.app import RecordDict
 
 from orchestra_flwr.console.printable import printable_lines
 from orchestra_flwr.deployment.keys.key_files import quoted
-from orchestra_flwr.federation.messages.fields import (
-    ARRAYS,
-    CONFIG,
-    ENCODER,
-    ENCODER_CARD,
-    ENCODER_SIZE,
-    STORED,
-    TOO_LARGE,
-    WANTED,
-)
+from orchestra_flwr.federation.messages import fields
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import from_record
@@ -45,21 +36,21 @@ class EncoderStore:
             OSError: it cannot be written.
             ValueError: it is damaged, or no encoder; nothing of it is stored.
         """
-        offer = content.config_records[CONFIG]
-        description, card = str(offer[ENCODER]), str(offer[ENCODER_CARD])
+        offer = content.config_records[fields.CONFIG]
+        description, card = str(offer[fields.ENCODER]), str(offer[fields.ENCODER_CARD])
         if max(len(description), len(card)) > MAX_DESCRIPTION:
             raise ValueError(f"the encoder's description has more than {MAX_DESCRIPTION} letters")
-        arrays = content.array_records.pop(ARRAYS, None)
-        weights = from_record(arrays)[ENCODER].tobytes() if arrays else b""
-        size = max(int(str(offer[ENCODER_SIZE])), len(weights))
+        arrays = content.array_records.pop(fields.ARRAYS, None)
+        weights = from_record(arrays)[fields.ENCODER].tobytes() if arrays else b""
+        size = max(int(str(offer[fields.ENCODER_SIZE])), len(weights))
         if size > self._limit:
             report(
                 f"the server's encoder of {size / 1e6:.1f} MB is not stored: "
                 f"encoder_megabytes={self._limit / 1e6:g}"
             )
-            return TOO_LARGE
+            return fields.TOO_LARGE
         if not arrays:
-            return STORED if self._has(description) else WANTED
+            return fields.STORED if self._has(description) else fields.WANTED
         shown = printable_lines(card).encode()  # nothing that a terminal would obey
         self._store({WEIGHTS: weights, DESCRIPTION: description.encode(), CARD: shown})
         place = quoted(self.folder.absolute())  # a service is started in another folder
@@ -67,7 +58,7 @@ class EncoderStore:
             f"the encoder is here: orchestra-embed run={place} images=..., "
             f"orchestra-export run={place}"
         )
-        return STORED
+        return fields.STORED
 
     def _has(self, description: str) -> bool:
         """Whether this very encoder is here, undamaged."""

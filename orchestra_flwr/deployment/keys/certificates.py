@@ -211,7 +211,7 @@ def load_authority(certificate_path: Path, key_path: Path) -> Authority:
     authorities = load_authorities(certificate_path, back)
     key = load_private_key(key_path, back)
     for authority in authorities:
-        if belong_together(key, authority.certificate):
+        if key.public_key() == authority.certificate.public_key():
             return Authority(authority.certificate, key)
     raise ConfigError(f"{key_path} is not the key of {certificate_path}: {back}")
 
@@ -223,11 +223,6 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def belong_together(key: PrivateKey, certificate: x509.Certificate) -> bool:
-    """Whether a private key is the one of a certificate."""
-    return key.public_key() == certificate.public_key()
 
 
 def private_pem(key: PrivateKey) -> bytes:

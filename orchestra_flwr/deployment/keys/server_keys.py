@@ -17,7 +17,6 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.certificates import (
     Authority,
     Dated,
-    belong_together,
     certificate_hosts,
     certificate_pem,
     is_signed_by,
@@ -78,7 +77,7 @@ def server_files(folder: Path) -> ServerFiles:
     key = load_private_key(files.key, remedy)
     if not any(is_signed_by(certificate, authority.certificate) for authority in authorities):
         raise ConfigError(f"{files.certificate} is not signed by {files.ca}: {remedy}")
-    if not belong_together(key, certificate):
+    if key.public_key() != certificate.public_key():
         raise ConfigError(f"{files.key} is not the key of {files.certificate}: {remedy}")
     if SUPERLINK not in certificate_hosts(certificate):
         raise ConfigError(

@@ -62,9 +62,7 @@ def clock_difference(ahead: float, server: str) -> str:
 def _get(server: str, ca: Path | None) -> tuple[int, bytes]:
     """The status of the answer, and its first raw bytes, as far as they come in time."""
     url = f"{'http' if ca is None else 'https'}://{server}/health"
-    trusted: ssl.SSLContext | bool = True
-    if ca is not None:
-        trusted = ssl.create_default_context(cafile=str(ca))
+    trusted = True if ca is None else ssl.create_default_context(cafile=ca)
     until, body = time.monotonic() + TIMEOUT, b""
     # trust_env: no proxy of the environment comes between, as none does for Flower's programs.
     with httpx.stream("GET", url, timeout=TIMEOUT, verify=trusted, trust_env=False) as answer:

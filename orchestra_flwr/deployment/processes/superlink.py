@@ -23,12 +23,9 @@ def superlink_command(socket: Path, keys: ServerFiles | None) -> list[str]:
     return [
         *command,
         "--enable-supernode-auth",
-        "--ssl-ca-certfile",
-        str(keys.ca),
-        "--ssl-certfile",
-        str(keys.certificate),
-        "--ssl-keyfile",
-        str(keys.key),
+        f"--ssl-ca-certfile={keys.ca}",
+        f"--ssl-certfile={keys.certificate}",
+        f"--ssl-keyfile={keys.key}",
     ]
 
 

@@ -166,10 +166,8 @@ class Supernode:
             return [*command, "--insecure"]
         return [
             *command,
-            "--root-certificates",
-            str(self._keys.ca),
-            "--auth-supernode-private-key",
-            str(self._keys.key),
+            f"--root-certificates={self._keys.ca}",
+            f"--auth-supernode-private-key={self._keys.key}",
         ]
 
     def _watch(self, line: str) -> None:

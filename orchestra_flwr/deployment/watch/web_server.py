@@ -1,7 +1,6 @@
 """A small HTTP server that shows a few things and takes nothing."""
 
 import asyncio
-import ipaddress
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +105,4 @@ def line(text: str, status: int) -> Response:
 def _names_loopback(host: str) -> bool:
     """Whether a Host header names this machine; without one it is no browser."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    try:
-        return name in ("", "localhost") or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return not name or is_loopback(name)

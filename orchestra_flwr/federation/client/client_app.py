@@ -18,9 +18,8 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.console.quiet_logger import quiet_logger
 from orchestra_flwr.data import Dataset, limited_dataset, shift_images
-from orchestra_flwr.federation.attacks import attackers
+from orchestra_flwr.federation.attacks import Attack, attackers
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
-from orchestra_flwr.federation.client.attacker import Attacker
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.secure_answers import simulated_answer
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -93,8 +92,11 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
             evaluated = _evaluated(config_json)
         classes_of_client = own_classes(config, population, name, evaluated)
     classes = population.dataset.train.labels if config.evaluation.personal_by_clients else None
-    hostile = name in attackers(config, list(population.parts))
-    return (Attacker if hostile else OrchestraClient)(
+    attack: Attack | None = None
+    if name in attackers(config, list(population.parts)):
+        attack = config.attack.build()
+        shifted = attack.poisoned(shifted)
+    return OrchestraClient(
         config,
         name,
         shifted,
@@ -104,6 +106,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
         personal=None if classes is None else classes[indices],
         frozen_store=FrozenStore(Path(str(task[FROZEN_FOLDER]))) if FROZEN_FOLDER in task else None,
         untrained=_untrained(config_json) if images.is_cuda else None,
+        attack=attack,
     )
 
 

@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.client import NumPyClient
@@ -13,6 +13,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import count_distinct
 from orchestra_flwr.evaluation import OwnClasses
+from orchestra_flwr.federation.attacks import Attack
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
@@ -62,8 +63,6 @@ class OrchestraClient(NumPyClient):
         ValueError: there are fewer different images than `federation.min_images`.
     """
 
-    needs_received_state: ClassVar[bool] = False  # by state_to_send
-
     config: Config
     name: str  # which client this is; its randomness follows from it
     images: Tensor  # (n, C, H, W) uint8 on the device to train on
@@ -81,6 +80,7 @@ class OrchestraClient(NumPyClient):
     # Whether the noise of private releases is drawn afresh from the system, as it must be wherever
     # somebody else knows the run's seed; otherwise it follows from the seed.
     secret_noise: bool = False
+    attack: Attack | None = None  # which changes what it sends; only a simulation's client has one
 
     def __post_init__(self) -> None:
         config, images, least = self.config, self.images, self.config.federation.min_images
@@ -133,18 +133,6 @@ class OrchestraClient(NumPyClient):
         # Only weights that this run uses are written: a server could fill the disk otherwise.
         if values is not None and self.frozen_store is not None:
             self.frozen_store.save(values)
-
-    def state_to_send(
-        self, received: np.ndarray | None, trained: np.ndarray, seed: ClientSeed
-    ) -> np.ndarray:
-        """The trained state, which an attacker of a simulation replaces.
-
-        Args:
-            received: (size,) float32 state as it was received, where `needs_received_state`.
-            trained: (size,) float32 state after training.
-            seed: the client's randomness in this round.
-        """
-        return trained
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -341,7 +329,7 @@ class OrchestraClient(NumPyClient):
     def _compares(self) -> bool:
         """Whether the reply is made from both the trained and the received state."""
         clipped = self.config.privacy.clip is not None
-        return self.schemas.sends_updates or clipped or self.needs_received_state
+        return self.schemas.sends_updates or clipped or self.attack is not None
 
     def _trained(self, work: _RoundState) -> list[np.ndarray]:
         """The arrays named by `returns`, made from the trained and perhaps the received state."""
@@ -351,7 +339,12 @@ class OrchestraClient(NumPyClient):
             before = self.schemas.codec.decode(Role.SHARED.value, work.arrays[work.model])
             if clip is not None:
                 state = clipped_state(before, state, clip)
-        state = self.state_to_send(before, state, work.seed)
+        if self.attack is not None:
+            assert before is not None
+            sent = self.attack.sent(before, state, work.seed.generator("attack"))
+            for span, _ in self.schemas.shared.statistics:  # or variances could be below 0
+                sent[span] = state[span]
+            state = sent
         if self.config.privacy.secure_aggregation:
             return [state]  # as it is: federation/client/secure_answers.py masks it
         arrays = self.schemas.pack_trained(state, before, work.seed.generator("wire"))

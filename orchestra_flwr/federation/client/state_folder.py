@@ -10,7 +10,6 @@ from orchestra_flwr.files import make_private_folder
 from orchestra_flwr.merging import ClientState
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
-EARLIER = ("values", "figures")  # names in files without a checksum; "figures" until version 0.1
 SUFFIX = ".safetensors"
 
 
@@ -53,9 +52,8 @@ class ClientStateFolder:
             return None
         path = self._path(max(earlier))
         try:
-            tensors, texts = load_tensors(path, earlier=EARLIER)
-            values = texts.get("values") or texts["figures"]
-            return ClientState(tensors, json.loads(values))
+            tensors, texts = load_tensors(path)
+            return ClientState(tensors, json.loads(texts["values"]))
         except (OSError, TypeError, KeyError, ValueError) as error:
             raise ValueError(
                 f"{path}: this client's state is damaged: {error}; put back a copy of it, "

@@ -31,8 +31,7 @@ from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.server.members import registered_nodes
 from orchestra_flwr.flower.object_store import Broadcast
-from orchestra_flwr.flower.ray_processes import ended_process
-from orchestra_flwr.flower.ray_start import RayStart, RayStartError
+from orchestra_flwr.flower.ray_start import RayStart, RayStartError, ended_process
 from orchestra_flwr.flower.ray_workers import RayWorkers
 from orchestra_flwr.flower.streaming_grid import StreamingGrid
 from orchestra_flwr.training import resolve_device

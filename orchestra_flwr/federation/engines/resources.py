@@ -12,7 +12,7 @@ import torch
 
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.federation.engines.gpu_memory import measured_share
-from orchestra_flwr.flower.ray_processes import load_ray
+from orchestra_flwr.flower.ray_start import load_ray
 from orchestra_flwr.training import cores_for_clients, resolve_device
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from flwr.app import Error
 
-from orchestra_flwr.flower.error_codes import MEANINGS as MEANINGS_OF_FLOWERS
+from orchestra_flwr.flower.fleet import MEANINGS as MEANINGS_OF_FLOWERS
 
 MAX_ERROR_TEXT = 1000  # characters of a text from elsewhere
 

@@ -9,17 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.evaluation import LabelFreeScores
+from orchestra_flwr.federation.messages import fields
 from orchestra_flwr.federation.messages.codec import Form
 from orchestra_flwr.federation.messages.failures import as_shown, describe_error
-from orchestra_flwr.federation.messages.fields import (
-    ARRAYS,
-    CONFIG,
-    LOCAL_SCORES,
-    METRICS,
-    MODEL,
-    PERSONAL,
-    SMALLEST_GROUP,
-)
 from orchestra_flwr.federation.messages.schema import Schemas
 from orchestra_flwr.flower.arrays import all_finite, size_in_bytes
 from orchestra_flwr.methods import Method, classification_head_of, ordered_backbones, release_of
@@ -76,9 +68,9 @@ def check_reply(
             arrays, wrong shapes or sizes, values that are not finite, variances below 0, no
             images, too long rows, or rows of fewer images than the release allows.
     """
-    content, metrics = _content(message, schemas)
+    content, metrics, examples = _content(message, schemas, images)
     model = _model(content, models)
-    record = content.get(ARRAYS)
+    record = content.get(fields.ARRAYS)
     if not isinstance(record, ArrayRecord):
         raise BadReplyError("the reply lacks its arrays")
     form = schemas.codec.form(schemas.reply) if trained else {}
@@ -90,10 +82,9 @@ def check_reply(
     if trained:
         before = received(model) if received and schemas.sends_updates else None
         state = _shared(record, schemas, form, before)
-    examples = _no_more(int(metrics["examples"]), images)
     contributions = checked_contributions(record, release, examples) if release else {}
     least = release.min_images if release else None
-    smallest = metrics.get(SMALLEST_GROUP)
+    smallest = metrics.get(fields.SMALLEST_GROUP)
     sent = any(map(len, contributions.values()))
     if least is not None and smallest is not None and smallest < least and sent:
         raise BadReplyError(f"rows of {smallest:g} images, privacy.k_min={least}")
@@ -111,15 +102,11 @@ def reply_limit(config: Config, schemas: Schemas) -> int:
 
 def _model(content: RecordDict, models: Sequence[str]) -> str:
     """Which model was trained; the reply says so only where several were sent."""
-    about = content[CONFIG]
-    model = str(about.get(MODEL, models[0] if len(models) == 1 else ""))
+    about = content[fields.CONFIG]
+    model = str(about.get(fields.MODEL, models[0] if len(models) == 1 else ""))
     if model not in models:
         raise BadReplyError(f"it trained the model {model!r}, and was sent {', '.join(models)}")
     return model
-
-
-def _no_more(examples: int, images: int | None) -> int:
-    return examples if images is None else min(examples, images)
 
 
 def checked_contributions(
@@ -158,9 +145,9 @@ def score_ranges(config: Config, method: Method) -> dict[str, tuple[float, float
         classifies = classification_head_of(method, backbone) is not None
         personal = config.evaluation.personal_labels is not None  # by everybody's test images
         names = ("linear", *["personal"] * personal, *["accuracy"] * classifies)
-        ranges |= {LOCAL_SCORES + name: (0.0, 1.0) for name in names}
+        ranges |= {fields.LOCAL_SCORES + name: (0.0, 1.0) for name in names}
     if config.evaluation.personal_by_clients:
-        ranges[PERSONAL] = (0.0, 1.0)
+        ranges[fields.PERSONAL] = (0.0, 1.0)
     return ranges
 
 
@@ -182,7 +169,7 @@ def check_scores(
         BadReplyError: an error reply, another schema, no images, any array, other metrics than
             were asked for, or one that is out of its range or not finite.
     """
-    content, metrics = _content(message, schemas)
+    content, metrics, examples = _content(message, schemas, images)
     if content.array_records:
         raise BadReplyError(f"arrays {sorted(content.array_records)} in answer to an evaluation")
     if metrics.keys() | optional != {"examples", *ranges}:
@@ -191,16 +178,19 @@ def check_scores(
         slack = ROUNDING * most
         if name in metrics and not least - slack <= metrics[name] <= most + slack:
             raise BadReplyError(f"{name} is {metrics[name]:g}, {least:g} to {most:g} expected")
-    return _no_more(int(metrics.pop("examples")), images), metrics
+    del metrics["examples"]
+    return examples, metrics
 
 
-def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, float]]:
-    """A reply's content and metrics, whose schema and number of images have been checked."""
+def _content(
+    message: Message, schemas: Schemas, images: int | None
+) -> tuple[RecordDict, dict[str, float], int]:
+    """A reply's content, metrics and images, no more than `images`; its schema was checked."""
     if message.has_error():
         raise BadReplyError(describe_error(message.error))
     content = message.content
     # Not by `metric_records` and its like: their reference cycles keep a reply's arrays for long.
-    record, about = content.get(METRICS), content.get(CONFIG)
+    record, about = content.get(fields.METRICS), content.get(fields.CONFIG)
     if not isinstance(record, MetricRecord):
         raise BadReplyError("the reply lacks its metrics")
     schema = str(about.get("schema", "none")) if isinstance(about, ConfigRecord) else "none"
@@ -212,7 +202,7 @@ def _content(message: Message, schemas: Schemas) -> tuple[RecordDict, dict[str, 
     examples = metrics.get("examples", 0)
     if not 1 <= examples <= MAX_IMAGES or examples != int(examples):
         raise BadReplyError(f"it reports {examples:g} images")
-    return content, metrics
+    return content, metrics, int(examples) if images is None else min(int(examples), images)
 
 
 def _metrics(record: Mapping[str, object]) -> dict[str, float]:

@@ -16,14 +16,8 @@ from flwr.serverapp import Grid
 
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
+from orchestra_flwr.federation.messages import fields
 from orchestra_flwr.federation.messages.failures import describe_error
-from orchestra_flwr.federation.messages.fields import (
-    ARRAYS,
-    CONFIG,
-    SECURE_STAGE,
-    SECURE_STATE,
-    SECURE_TEXT,
-)
 from orchestra_flwr.federation.messages.replies import (
     BadReplyError,
     Reply,
@@ -85,7 +79,7 @@ class SecureStrategy(OrchestraStrategy):
         everybody = [task.client for task in self.stage.tasks]
         self._ask("keys", everybody, _same(asked), server.take_keys)
         roster = server.roster()
-        clients = [fields[0] for fields in roster]
+        clients = [name for name, *_ in roster]
         try:
             self._codec.check(len(clients))
         except ValueError as error:
@@ -156,7 +150,7 @@ class SecureStrategy(OrchestraStrategy):
 
     def _take_vector(self, client: str, about: Any, content: RecordDict) -> None:
         names, view = about["metrics"], str(about["view"])
-        record = content.get(ARRAYS)
+        record = content.get(fields.ARRAYS)
         layout = {f"ring{bits}": (bits, size) for bits, size in self._sum.occasion.layout}
         release = self.federation.release
         expected = [*layout, *(release.rows if release else ())]
@@ -182,12 +176,12 @@ class SecureStrategy(OrchestraStrategy):
         try:
             if message.has_error():
                 raise BadReplyError(describe_error(message.error))
-            about = message.content.get(CONFIG)
-            text = str(about.get(SECURE_TEXT, "")) if isinstance(about, ConfigRecord) else ""
+            about = message.content.get(fields.CONFIG)
+            text = str(about.get(fields.SECURE_TEXT, "")) if isinstance(about, ConfigRecord) else ""
             self.report.bytes_up += len(text)
             if not 0 < len(text) <= MAX_TEXT or not isinstance(about, ConfigRecord):
                 raise BadReplyError("the reply lacks its text, or it is too long")
-            if len(state := str(about.get(SECURE_STATE, ""))) <= MAX_TEXT and state:
+            if len(state := str(about.get(fields.SECURE_STATE, ""))) <= MAX_TEXT and state:
                 self._states[client] = state
             take(client, json.loads(text), message.content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -199,8 +193,8 @@ class SecureStrategy(OrchestraStrategy):
 
     def _entries(self, stage: str, client: str, text: str) -> dict[str, Any]:
         self.report.bytes_down += len(text)
-        remembered = {SECURE_STATE: self._states[client]} if client in self._states else {}
-        return {SECURE_STAGE: stage, SECURE_TEXT: text, **remembered}
+        remembered = {fields.SECURE_STATE: self._states[client]} if client in self._states else {}
+        return {fields.SECURE_STAGE: stage, fields.SECURE_TEXT: text, **remembered}
 
     def _apply(self, total: list[np.ndarray]) -> None:
         """Makes the sum the model's new state, if it is plausible."""

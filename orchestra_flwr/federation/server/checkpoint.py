@@ -21,7 +21,7 @@ from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.federation.server.run_encoders import BEST, BestEncoder
 from orchestra_flwr.files import make_private_folder, write_atomically
 from orchestra_flwr.reporting import folder_record
-from orchestra_flwr.reporting.kept_checkpoints import EARLIER_VALUES, LATEST, drop_old, keep_latest
+from orchestra_flwr.reporting.kept_checkpoints import LATEST, drop_old, keep_latest
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
 EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
@@ -142,8 +142,8 @@ def load_checkpoint(
     if not has_checkpoint(folder):
         return None
     try:
-        saved, values = load_tensors(path, earlier=EARLIER_VALUES)
-        position = _position(json.loads(values["position"]))
+        saved, values = load_tensors(path)
+        position = Position(**json.loads(values["position"]))
         beside = (BEST, EXCHANGE)
         models.load_tensors({n: t for n, t in saved.items() if not n.startswith(beside)})
         _put_arrays_back(position.exchange, saved)
@@ -172,11 +172,6 @@ def _put_arrays_back(state: dict[str, Any], saved: Mapping[str, Tensor]) -> None
     for name, tensor in with_prefix(saved, EXCHANGE).items():
         key, _, inner = name.partition("/")
         state[key][inner] = tensor.numpy()
-
-
-def _position(values: dict[str, Any]) -> Position:
-    last_used = values.pop("known", {})  # its name in runs of earlier versions
-    return Position(**{"last_used": last_used, **values})
 
 
 def run_id(folder: Path) -> str:

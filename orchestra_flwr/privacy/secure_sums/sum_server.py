@@ -30,8 +30,8 @@ class SumServer:
 
     It takes each stage's replies one by one (`take_...`), and gives what the next stage sends (a
     mapping that JSON can hold). A malformed reply raises a ValueError: that client drops out. What
-    the next stage sends raises a :class:`SumFailedError` where too few clients are left, or too few
-    of their shares are right.
+    the next stage sends, and each list of clients, raises a :class:`SumFailedError` where these are
+    too few, or too few of their shares are right.
     Memory is one vector, however many clients there are.
 
     `verify` knows the registered keys of all, so that a client that signs wrongly drops out before
@@ -103,11 +103,7 @@ class SumServer:
 
     @property
     def sealing(self) -> list[str]:
-        """Those that gave out shares: they are asked in the third stage.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those that gave out shares: they are asked in the third stage."""
         return self._enough(sorted(self._boxes), "gave out shares")
 
     def boxes_for(self, name: str) -> dict[str, Any]:
@@ -143,11 +139,7 @@ class SumServer:
 
     @cached_property
     def alive(self) -> list[str]:
-        """Those that are left for the fourth stage, once the third is over.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those that are left for the fourth stage, once the third is over."""
         return self._enough(sorted(self._holding - {*self.left_out}), "hold and gave out shares")
 
     def take_vector(self, name: str, vector: Vector, view: str) -> None:
@@ -164,11 +156,7 @@ class SumServer:
 
     @property
     def survivors(self) -> list[str]:
-        """Those whose vectors came: what the fifth stage sends.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """Those whose vectors came: what the fifth stage sends."""
         return self._enough(sorted(self._views), "sent their vectors")
 
     def take_signature(self, name: str, signature: str) -> None:
@@ -183,11 +171,7 @@ class SumServer:
 
     @property
     def signatures(self) -> dict[str, str]:
-        """What the last stage sends to all.
-
-        Raises:
-            SumFailedError: they are too few.
-        """
+        """What the last stage sends to all."""
         self._enough(sorted(self._signatures), "confirmed the list of clients")
         return self._signatures
 

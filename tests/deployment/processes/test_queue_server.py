@@ -18,6 +18,7 @@ from orchestra_flwr.deployment.watch.queue_log import QueueLog
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.folder_lock import locked
 from orchestra_flwr.reporting import Progress
+from orchestra_flwr.reporting.folder_record import VALUE, FolderRecord
 from orchestra_flwr.reporting.kept_checkpoints import LATEST
 from orchestra_flwr.tensor_files import save_tensors
 
@@ -66,8 +67,9 @@ def serving(tmp_path, monkeypatch):
             raise RunCancelledError(cancelled())
         if isinstance(outcome, int):
             folder.checkpoint.mkdir(exist_ok=True)
-            position = {"position": json.dumps({"round": outcome})}
-            save_tensors(folder.checkpoint / LATEST, {"a": torch.zeros(1)}, position)
+            values = {VALUE: FolderRecord(folder.path).to_json()}
+            values["position"] = json.dumps({"round": outcome})
+            save_tensors(folder.checkpoint / LATEST, {"a": torch.zeros(1)}, values)
             outcome = FederationError("nobody answered")
         if isinstance(outcome, BaseException):
             if "SuperLink" in str(outcome):

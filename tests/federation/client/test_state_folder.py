@@ -1,9 +1,7 @@
-import json
 import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from orchestra_flwr.config import KEPT_ROUNDS
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -83,16 +81,6 @@ def test_no_flipped_bit_is_loaded(tmp_path):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(ValueError, match="is damaged.*put back a copy of it, or remove it"):
             folder.before(2)
-
-
-@pytest.mark.parametrize("name", ["values", "figures"])
-def test_state_of_an_earlier_version_is_read(tmp_path, name):
-    (tmp_path / "run").mkdir()
-    state = own(4)
-    metadata = {name: json.dumps(dict(state.values))}
-    save_file(dict(state.tensors), tmp_path / "run" / "4.safetensors", metadata=metadata)
-    read_state = ClientStateFolder(tmp_path, "run").before(5)
-    assert number(read_state) == 4 and read_state.values == state.values
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

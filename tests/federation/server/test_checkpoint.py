@@ -5,7 +5,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.schema import Schemas
@@ -20,6 +19,7 @@ from orchestra_flwr.federation.server.checkpoint import (
 from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.methods import Role
 from orchestra_flwr.reporting.kept_checkpoints import LATEST
+from orchestra_flwr.tensor_files import save_tensors
 from orchestra_flwr.training import build_learner
 
 
@@ -110,14 +110,12 @@ def test_other_models_and_optimizers_are_refused_and_nothing_changed(
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_a_checkpoint_of_version_0_1_is_read(tiny, tmp_path):
-    """One model by its tensors' names, and a position that knew less."""
+def test_a_checkpoint_of_an_earlier_version_is_read(tiny, tmp_path):
+    """Its position knew less."""
     ours, other = models(tiny("seed=1")), models(tiny())
     position = {"round": 2, "seconds": 1.0, "bytes_up": 3, "bytes_down": 4,
                 "smallest_cluster": 5, "drawn": []}  # fmt: skip
-    metadata = {"position": json.dumps(position)}
-    state = {name: tensor.contiguous() for name, tensor in travelling(ours).items()}
-    save_file(state, tmp_path / LATEST, metadata=metadata)
+    save_tensors(tmp_path / LATEST, travelling(ours), {"position": json.dumps(position)})
     assert load_checkpoint(tmp_path, other) == Position(2, 1.0, 3, 4, 5)
     assert all(torch.equal(t, travelling(other)[n]) for n, t in travelling(ours).items())
 
