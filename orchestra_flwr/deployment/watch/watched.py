@@ -55,7 +55,7 @@ def _json(values: dict[str, Any]) -> Response:
 
 def _page() -> Response:
     """The page, with a policy that lets nothing run or load but what is in it, and `/status`."""
-    html = PAGE.read_text()
+    html = PAGE.read_text("utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     policy = (

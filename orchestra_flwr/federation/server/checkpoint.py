@@ -143,7 +143,7 @@ def load_checkpoint(
         return None
     try:
         saved, values = load_tensors(path)
-        position = Position(**json.loads(values["position"]))
+        position = _position(json.loads(values["position"]))
         beside = (BEST, EXCHANGE)
         models.load_tensors({n: t for n, t in saved.items() if not n.startswith(beside)})
         _put_arrays_back(position.exchange, saved)
@@ -172,6 +172,11 @@ def _put_arrays_back(state: dict[str, Any], saved: Mapping[str, Tensor]) -> None
     for name, tensor in with_prefix(saved, EXCHANGE).items():
         key, _, inner = name.partition("/")
         state[key][inner] = tensor.numpy()
+
+
+def _position(values: dict[str, Any]) -> Position:
+    last_used = values.pop("known", {})  # its name until version 0.3
+    return Position(**{"last_used": last_used, **values})
 
 
 def run_id(folder: Path) -> str:

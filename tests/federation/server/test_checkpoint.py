@@ -111,12 +111,14 @@ def test_other_models_and_optimizers_are_refused_and_nothing_changed(
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read(tiny, tmp_path):
-    """Its position knew less."""
+    """Its position knew less, and called one thing otherwise."""
     ours, other = models(tiny("seed=1")), models(tiny())
     position = {"round": 2, "seconds": 1.0, "bytes_up": 3, "bytes_down": 4,
-                "smallest_cluster": 5, "drawn": []}  # fmt: skip
+                "smallest_cluster": 5, "drawn": [], "known": {"a": {"reply": 2}}}  # fmt: skip
     save_tensors(tmp_path / LATEST, travelling(ours), {"position": json.dumps(position)})
-    assert load_checkpoint(tmp_path, other) == Position(2, 1.0, 3, 4, 5)
+    assert load_checkpoint(tmp_path, other) == Position(
+        2, 1.0, 3, 4, 5, last_used={"a": {"reply": 2}}
+    )
     assert all(torch.equal(t, travelling(other)[n]) for n, t in travelling(ours).items())
 
 
