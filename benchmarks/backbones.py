@@ -15,17 +15,17 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from common import table, write
+from proc import memory
 
-from orchestra_flwr.config import load_config
+from orchestra_flwr.config import Config, load_config
 from orchestra_flwr.methods import Role
 from orchestra_flwr.models import image_batches
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import build_learner, train_round
+from orchestra_flwr.training import Learner, build_learner, train_round
 
 MIB = 2**20
 STEPS = 3
@@ -50,80 +50,82 @@ MODELS = (
 )
 
 
-def status(key: str) -> int:
-    """A figure of /proc/self/status in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+def cost(work: Callable[[], object], images: int) -> dict[str, float]:
+    """Of this process, which has done nothing else but a little of the same before."""
+    before, started = memory("VmRSS"), time.process_time()
+    work()
+    return {
+        "cpu_ms_per_image": 1000 * (time.process_time() - started) / images,
+        "memory_mib": (memory("VmHWM") - before) / MIB,
+    }
+
+
+def cost_of_training(
+    learner: Learner, config: Config, images: torch.Tensor, first: int
+) -> dict[str, float]:
+    """Of a round, after one with the first images, in which libraries choose kernels."""
+    train_round(learner, images[:first], config, ClientSeed(0, 1, "0"))
+    return cost(lambda: train_round(learner, images, config, ClientSeed(0, 2, "0")), len(images))
+
+
+def pixels(*shape: int) -> torch.Tensor:
+    """Images of noise."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
 
 
 def measure(overrides: tuple[str, ...]) -> dict[str, float]:
-    """Of this process, which has trained nothing else."""
-    torch.set_num_threads(1)
+    """A small network."""
     config = load_config([*COMMON, *overrides])
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (32 * STEPS, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    images = pixels(32 * STEPS, 3, 32, 32)
     learner = build_learner(config, 3)
-    train_round(learner, images[:4], config, ClientSeed(0, 1, "0"))  # libraries choose kernels
-    before, started = status("VmRSS"), time.process_time()
-    train_round(learner, images, config, ClientSeed(0, 2, "0"))
-    seconds = time.process_time() - started
     backbone = learner.method.backbone
     return {
         "parameters": sum(p.numel() for p in backbone.parameters()),
         "features": backbone.dim,
-        "cpu_ms_per_image": 1000 * seconds / len(images),
-        "memory_mib": (status("VmHWM") - before) / MIB,
+        **cost_of_training(learner, config, images, 4),
     }
 
 
 def measure_adaptation(network: str, adaptation: str) -> dict[str, float]:
-    """Bytes, and one step, of this process, which has trained nothing else."""
-    torch.set_num_threads(1)
+    """Bytes, and one step."""
     config = load_config([*LARGE, f"model.timm={network}", f"adaptation={adaptation}"])
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (8, 3, 224, 224), dtype=torch.uint8, generator=draw)
+    images = pixels(8, 3, 224, 224)
     learner = build_learner(config, 3)
-    size = {
-        part: sum(t.numel() for n, t in learner.state(role).items() if n.startswith(part))
-        for part, role in (("backbone", Role.SHARED), ("projector", Role.SHARED))
-    }
-    frozen = sum(t.numel() for t in learner.state(Role.FROZEN).values())
-    train_round(learner, images[:2], config, ClientSeed(0, 1, "0"))  # libraries choose kernels
-    before, started = status("VmRSS"), time.process_time()
-    train_round(learner, images, config, ClientSeed(0, 2, "0"))
+
+    def mib(role: Role, part: str = "") -> float:
+        state = learner.state(role).items()
+        return 4 * sum(t.numel() for name, t in state if name.startswith(part)) / MIB
+
     return {
-        "sent_mib": 4 * size["backbone"] / MIB,
-        "head_mib": 4 * size["projector"] / MIB,
-        "once_mib": 4 * frozen / MIB,
-        "cpu_ms_per_image": 1000 * (time.process_time() - started) / len(images),
-        "memory_mib": (status("VmHWM") - before) / MIB,
+        "sent_mib": mib(Role.SHARED, "backbone"),
+        "head_mib": mib(Role.SHARED, "projector"),
+        "once_mib": mib(Role.FROZEN),
+        **cost_of_training(learner, config, images, 2),
     }
 
 
 def measure_features(network: str, at_once: bool) -> dict[str, float]:
-    """256 images pass a network without gradients, in this process, which has done nothing else."""
-    torch.set_num_threads(1)
+    """256 images pass a network without gradients."""
     config = load_config([*LARGE, f"model.timm={network}"])
     backbone = build_learner(config, 3).method.backbone.eval()
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(256, 3, 224, 224, generator=draw)
     device = torch.device("cpu")
     batches = (images,) if at_once else image_batches(images, len(images), device)
-    with torch.no_grad():
-        backbone(images[:2])  # libraries choose kernels
-        before, started = status("VmRSS"), time.process_time()
+
+    def look() -> None:
         for batch in batches:
             backbone(batch)
-    return {
-        "at_once": len(batches[0]),
-        "cpu_ms_per_image": 1000 * (time.process_time() - started) / len(images),
-        "memory_mib": (status("VmHWM") - before) / MIB,
-    }
+
+    with torch.no_grad():
+        backbone(images[:2])  # libraries choose kernels
+        return {"at_once": len(batches[0]), **cost(look, len(images))}
 
 
 def in_own_process(function: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """A result of a process that has done nothing else."""
-    with multiprocessing.get_context("fork").Pool(1) as process:
+    """A result of a process that has done nothing else, in one thread."""
+    with multiprocessing.get_context("fork").Pool(1, torch.set_num_threads, (1,)) as process:
         return process.apply(function, arguments)
 
 

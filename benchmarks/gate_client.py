@@ -27,6 +27,8 @@ from typing import Any
 
 import httpx
 from common import free_port, is_listening, table, write
+from faults.federation import make_keys
+from proc import cpu_seconds
 
 from orchestra_flwr.deployment.gate import Gate, listening
 from orchestra_flwr.deployment.gate.upstream import (
@@ -41,7 +43,6 @@ from orchestra_flwr.deployment.processes.child import accepts
 CLIENTS = ("as it is", "one AsyncClient")
 SMALL, LARGE = 300, 5 * 1024**2  # bytes of a pull-messages, and of a push-object
 CONNECTIONS = 32
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -136,10 +137,8 @@ def serving(*arguments: str, socket: Path | None = None) -> Iterator[tuple[int, 
 
 def measure(rounds: int) -> None:
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        command = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server"]
-        subprocess.run([*command, "host=127.0.0.1"], cwd=folder, check=True, capture_output=True)
-        folder += "/security"  # the command's default
+        folder = f"{stack.enter_context(tempfile.TemporaryDirectory())}/security"
+        make_keys(Path(folder))
         tls = ssl.create_default_context(cafile=f"{folder}/ca.crt")
         link = Path(folder) / "link"
         stack.enter_context(serving("--serve", "superlink", "--folder", folder, socket=link))
@@ -155,10 +154,10 @@ def measure(rounds: int) -> None:
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in CLIENTS}
             for turn in range(rounds + 1):
                 for name, (port, pid) in gates.items():
-                    before = processor_seconds(pid)
+                    before = cpu_seconds(pid)
                     took = task(port)
                     count = {"small alone": 300, "large alone": 10}.get(case, 40 * CONNECTIONS)
-                    spent = (processor_seconds(pid) - before) / count
+                    spent = (cpu_seconds(pid) - before) / count
                     if turn:
                         times[name].append((1e3 * took, 1e3 * spent))
             result[case] = {
@@ -211,11 +210,6 @@ def together(port: int, tls: ssl.SSLContext, method: str, size: int, count: int)
         for done in [pool.submit(work) for _ in range(CONNECTIONS)]:
             done.result()
     return (time.perf_counter() - started) / (count * CONNECTIONS)
-
-
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
 
 
 if __name__ == "__main__":

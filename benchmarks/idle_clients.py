@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from proc import cpu_seconds, descendants, status
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.client import client_app
@@ -95,30 +96,17 @@ class Clock(Progress):
 def _memory() -> dict[str, float]:
     """Resident memory of this process in GB: its own, what it has touched of Ray's
     store, and program code."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    return {name: int(fields[key].split()[0]) / 1e6 for name, key in MEMORY.items()}
+    numbers = status()
+    return {name: numbers[key] / 1e6 for name, key in MEMORY.items()}
 
 
 def _cpu_of_descendants(root: int) -> float:
     """CPU seconds so far of a process and of all that descend from it and still live (Linux)."""
-    parents, seconds = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-            seconds[int(entry.name)] = int(fields[11]) + int(fields[12])
-
-    def descends(pid: int) -> bool:
-        while pid in parents and pid != root:
-            pid = parents[pid]
-        return pid == root
-
-    ticks = sum(spent for pid, spent in seconds.items() if descends(pid))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    seconds = 0.0
+    for pid in (root, *descendants(root)):
+        with suppress(OSError):  # it has ended meanwhile
+            seconds += cpu_seconds(pid)
+    return seconds
 
 
 def in_own_process(script: str, **options: object) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 from flwr.supercore.primitives.asymmetric import sign_message
+from proc import descendants
 
 from faults.disk import full
 from faults.federation import HOSTILE, NAMES, PATIENCE, ROUNDS, Federation, make_keys
@@ -26,7 +27,7 @@ from faults.hostile_files import ENCODERS, IMAGES, RUNS
 from faults.hostile_server import ATTACKS, IGNORED
 from faults.invariants import STOPPED, TERMINATED
 from faults.link import header, post, with_header
-from faults.processes import Command, descendants, having_role, send, wait_for
+from faults.processes import Command, having_role, send, wait_for
 from faults.simulation import Simulation
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import CONFIG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from proc import descendants, processes
 
 ROOT = Path(__file__).parents[2]
 PR_SET_CHILD_SUBREAPER = 36
@@ -96,22 +99,6 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(pid: int) -> list[int]:
-    """Ids of all living processes that it started, and that those started."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
-    pids = [pid]
-    for parent_id in pids:
-        pids += children.get(parent_id, [])
-    return pids[1:]
-
-
 def command_line(pid: int) -> str:
     """Its arguments; "" where there is no such process."""
     try:
@@ -167,11 +154,7 @@ def send(pid: int, number: int) -> bool:
 
 def _reap(allowed: Sequence[int]) -> None:
     """Takes the exit codes of adopted processes; those of `allowed` are waited for elsewhere."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        pid = int(stat.parent.name)
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if state == "Z" and int(parent) == os.getpid() and pid not in allowed:
+    for pid, state, parent in processes():
+        if state == "Z" and parent == os.getpid() and pid not in allowed:
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        except (OSError, ChildProcessError):
-            continue
