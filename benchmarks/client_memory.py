@@ -21,15 +21,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from proc import memory
+
 MIB = 2**20
-RESULT = Path(__file__).parent / "results" / "client_memory.json"
 IMPORTS = ("torch", "torch, flwr.clientapp", "orchestra_flwr.federation.client.client_app")
-
-
-def status(key: str) -> int:
-    """A figure of /proc/self/status in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
 
 # ---- the process that is measured
@@ -42,7 +37,7 @@ def client(folder: Path) -> None:
 
     figures: dict = {
         "import_seconds": time.perf_counter() - started,
-        "rss_imports": status("VmRSS"),
+        "rss_imports": memory("VmRSS"),
     }
     import torch
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -65,7 +60,7 @@ def client(folder: Path) -> None:
     )
     player = OrchestraClient(config, "0", images)
     parameters = list(player.learner.parameters())
-    figures["rss_client"] = status("VmRSS")
+    figures["rss_client"] = memory("VmRSS")
     figures["parameter_bytes"] = sum(p.nbytes for p in parameters)
     figures["trained_bytes"] = sum(p.nbytes for p in parameters if p.requires_grad)
 
@@ -93,7 +88,7 @@ def client(folder: Path) -> None:
         steps = metrics["steps"]
         figures["rounds"].append(
             {
-                "peak": status("VmHWM"),
+                "peak": memory("VmHWM"),
                 "bytes_in": bytes_in,
                 "bytes_out": payload_bytes(reply),
                 "steps": steps,
@@ -102,8 +97,8 @@ def client(folder: Path) -> None:
             }
         )
         del content, reply
-        figures["rounds"][-1]["rss_after"] = status("VmRSS")
-    figures["peak"] = status("VmHWM")
+        figures["rounds"][-1]["rss_after"] = memory("VmRSS")
+    figures["peak"] = memory("VmHWM")
     print(json.dumps(figures))
 
 
@@ -225,41 +220,24 @@ def why_no_limit(limit: int) -> str | None:
     return None if done.returncode == -signal.SIGKILL else "a process over the limit was not killed"
 
 
-def table(rows: list[list[str]]) -> str:
-    """Aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-
-
-def precisions() -> list[str]:
-    """bfloat16 only where the CPU has it: emulated, a step takes minutes."""
-    import torch
-
-    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return ["float32", "bfloat16"] if fast else ["float32"]
-
-
 def mib(value: int | None) -> str:
     return "-" if value is None else f"{value / MIB:.0f}"
 
 
-def row(run: dict) -> list[str]:
+def row(run: dict) -> tuple[str, ...]:
     limit = mib(run["limit"])
     if "failed" in run:
-        return [run["precision"], limit, run["failed"].splitlines()[-1], *["-"] * 6]
+        return (run["precision"], limit, run["failed"].splitlines()[-1], *["-"] * 6)
     last = run["rounds"][-1]
     figures = (run["rss_imports"], run["rss_client"], run["peak"], last["rss_after"])
-    return [
+    return (
         run["precision"],
         limit,
         *map(mib, figures),
         mib(run["parameter_bytes"]),
         f"{last['seconds_per_step']:.2f}",
         f"{last['cpu_seconds_per_step']:.2f}",
-    ]
+    )
 
 
 def main() -> int:
@@ -268,24 +246,25 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="of training (default: 2)")
     parser.add_argument("--threads", type=int, default=1, help="training.threads (default: 1)")
     parser.add_argument("--limit", type=float, default=4.0, help="hard limit in GiB (default: 4)")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
         client(arguments.client)
         return 0
 
-    from orchestra_flwr.reporting.environment import environment
+    # Not above: a client's process imports no more than a client.
+    from common import bfloat16_is_fast, table, write
 
     limit = int(arguments.limit * 2**30)
     imports = {modules: import_cost(modules) for modules in IMPORTS}
-    rows = [["import", "CPU seconds", "MiB"]]
-    rows += [[name, f"{c['cpu_seconds']:.2f}", mib(c["rss"])] for name, c in imports.items()]
-    print(table(rows), "\n")
+    rows = [(name, f"{c['cpu_seconds']:.2f}", mib(c["rss"])) for name, c in imports.items()]
+    table(("import", "CPU seconds", "MiB"), rows)
+    print()
 
     without = why_no_limit(limit)
     runs = []
-    for precision in precisions():
+    for precision in ("float32", *["bfloat16"] * bfloat16_is_fast()):
         with tempfile.TemporaryDirectory() as name:
             prepare(Path(name), arguments, precision)
             command = [sys.executable, __file__, "--client", name]
@@ -294,25 +273,21 @@ def main() -> int:
                 with memory_group(limit) as group:
                     run = {"precision": precision, "limit": limit, **measure(command, group)}
                     runs.append({**run, "group_peak": group.peak()})
-    head = ["precision", "limit", "imports", "client", "peak", "after", "weights"]
-    head += ["s/step", "cpu-s/step"]
-    print(table([head, *map(row, runs)]))
+    head = ("precision", "limit", "imports", "client", "peak", "after", "weights")
+    table((*head, "s/step", "cpu-s/step"), [*map(row, runs)])
     print(
         f"\nMiB of resident memory. Hard limit of {arguments.limit:g} GiB: "
         + ("a process over it was killed" if without is None else f"not applied, {without}")
     )
 
-    arguments.output.parent.mkdir(exist_ok=True)
     result = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment(),
         "arguments": {k: v for k, v in vars(arguments).items() if k not in ("output", "client")},
         "limit_not_applied": without,
         "imports": imports,
         "runs": runs,
     }
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {arguments.output}")
+    print(f"written to {write('client_memory', result, arguments.output)}")
     return 1 if any("failed" in run for run in runs) else 0
 
 

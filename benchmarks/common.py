@@ -4,14 +4,16 @@ import json
 import os
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestra_flwr.reporting import environment
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 # Where it is set, every process compiles all that it imports, as on no user's machine.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -39,6 +41,8 @@ def in_turns(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each task; they take turns, so that all meet the same weather."""
+    import torch
+
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(warm_up + rounds):
         for name, task in tasks.items():
@@ -51,11 +55,36 @@ def in_turns(
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def write(name: str, result: Mapping[str, Any]) -> None:
-    """Writes `results/<name>.json` (or to the folder that ORCHESTRA_RESULTS names)."""
-    RESULTS.mkdir(exist_ok=True)
-    text = json.dumps({"environment": environment(), **result}, indent=2)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+def bfloat16_is_fast() -> bool:
+    """Whether the processor has instructions for bfloat16; without them a step takes minutes."""
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def run_client(
+    train: Callable[[Callable[..., "RecordDict"], "RecordDict"], "RecordDict"],
+) -> NoReturn:
+    """`run_client.py` with another way to train, which gets the usual one and a round's message."""
+    from orchestra_flwr import cli
+    from orchestra_flwr.deployment.client_work.client_worker import ClientWorker
+    from orchestra_flwr.deployment.processes import client_process
+
+    class Changed(ClientWorker):
+        def train(self, content: "RecordDict") -> "RecordDict":
+            return train(super().train, content)
+
+    client_process.ClientWorker = Changed  # type: ignore[misc]
+    sys.exit(cli.client_main())
+
+
+def write(name: str, result: Mapping[str, Any], file: Path | None = None) -> Path:
+    """Writes `results/<name>.json` (or to the folder that ORCHESTRA_RESULTS names), or `file`."""
+    file = file or RESULTS / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    here = {"measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()}
+    file.write_text(json.dumps({"environment": here, **result}, indent=2) + "\n")
+    return file
 
 
 def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:

@@ -16,9 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-RESULT = Path(__file__).parent / "results" / "evaluation.json"
 TRAIN, TEST, DIMENSIONS, CLASSES, REPEATS, THREADS = 50_000, 10_000, 512, 10, 3, 2
 CASES = ("separable", "noisy")
 
@@ -90,23 +88,23 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(json.dumps(measure(sys.argv[1])))
         return
-    from orchestra_flwr.reporting import environment
+    from common import table, write  # not above: a measuring process times what it imports
 
     results = [repeated(case) for case in CASES]
     columns = ("import", "knn", "linear", "evaluation")
     heads = ("features", "kNN", "linear", "fixed penalty", "CPU of linear / fixed")
-    print(f"| {' | '.join(heads)} |" + "".join(f" {c}, s (CPU) |" for c in columns))
-    print("|---" * (len(heads) + len(columns)) + "|")
-    for one in results:
-        seconds = []
-        for column in columns:
-            seconds.append(f"{one[f'{column}_s']:.1f} ({one[f'{column}_cpu_s']:.1f})")
-        shares = (f"{100 * one[key]:.1f} %" for key in ("knn", "linear", "linear_fixed"))
-        accuracies = " | ".join((*shares, f"{one['choice_ratio']:.2f}"))
-        print(f"| {one['case']} | {accuracies} | " + " | ".join(seconds) + " |")
+    table(
+        (*heads, *(f"{column}, s (CPU)" for column in columns)),
+        [
+            (one["case"],
+             *(f"{100 * one[key]:.1f} %" for key in ("knn", "linear", "linear_fixed")),
+             f"{one['choice_ratio']:.2f}",
+             *(f"{one[f'{column}_s']:.1f} ({one[f'{column}_cpu_s']:.1f})" for column in columns))
+            for one in results
+        ],
+    )  # fmt: skip
     slowest = max(float(one["evaluation_s"]) for one in results)
-    written = {"environment": environment(), "evaluation_s": slowest, "results": results}
-    RESULT.write_text(json.dumps(written, indent=2) + "\n")
+    write("evaluation", {"evaluation_s": slowest, "results": results})
 
 
 if __name__ == "__main__":

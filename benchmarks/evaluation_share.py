@@ -11,7 +11,7 @@ import argparse
 from functools import partial
 
 import torch
-from common import in_turns, table, write
+from common import bfloat16_is_fast, in_turns, table, write
 from published import client_images
 
 from orchestra_flwr.config import load_config
@@ -31,9 +31,7 @@ def main() -> None:
     images = client_images(config, TRAIN + TEST)
     labels = torch.arange(TRAIN + TEST) % CLASSES
     train, test = zip(images.split([TRAIN, TEST]), labels.split([TRAIN, TEST]), strict=True)
-    precisions = ["float32"]
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        precisions.append("bfloat16")
+    precisions = ["float32", *["bfloat16"] * bfloat16_is_fast()]
     tasks = {}
     for precision in precisions:
         settings = config.evaluation.model_copy(update={"precision": precision})

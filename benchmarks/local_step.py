@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 from ceiling import fastest_product, step_flops
-from common import in_turns, table, write
+from common import bfloat16_is_fast, in_turns, table, write
 from published import PublishedClient, client_images
 
 from orchestra_flwr.config import Config, load_config
@@ -60,9 +60,7 @@ def recipes(device: torch.device) -> dict[str, list[str]]:
             "float32, graphs": [graphs],
             "bfloat16, graphs": [bfloat16, graphs],
         }
-    # Where a processor has no instructions for it, bfloat16 takes minutes a step.
-    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return {"float32": [], **({"bfloat16": [bfloat16]} if supported else {})}
+    return {"float32": [], **({"bfloat16": [bfloat16]} if bfloat16_is_fast() else {})}
 
 
 def main() -> None:

@@ -9,14 +9,16 @@ side runs in a process of its own, in turn; figures are medians over rounds and 
 """
 
 import argparse
-import json
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "overhead.json"
+from common import table, write
+from idle_clients import Clock, in_own_process, print_json
+
+from orchestra_flwr.reporting import RunFolder
+
 CLIENTS, COHORT, WORKERS, ARRAYS = 100, 20, 2, 124
 STOCK_BYTES = 94_000_000
 
@@ -25,13 +27,12 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
     """The whole server loop."""
     from dataclasses import replace
 
-    from idle_clients import Clock, app
+    from idle_clients import app
 
     from orchestra_flwr.config import load_config
     from orchestra_flwr.federation import simulation
     from orchestra_flwr.federation.engines import ray
     from orchestra_flwr.federation.population import Population, load_population
-    from orchestra_flwr.reporting import RunFolder
 
     config = load_config([
         "model=resnet18", "model.width=64", "device=cpu", f"federation.clients={CLIENTS}",
@@ -44,9 +45,9 @@ def ours(rounds: int, folder: Path) -> dict[str, Any]:
     ray.client_app = app
     clock = Clock(rounds)
     engine = simulation.check_resources(config)
-    simulation.simulate(config, population, RunFolder.create(config), clock, engine)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    trained = [json.loads(line) for line in lines][1:]
+    run = RunFolder.create(config)
+    simulation.simulate(config, population, run, clock, engine)
+    trained = run.read_metrics()[1:]
     assert all(record["clients"]["ok"] == COHORT for record in trained)
     return {
         **clock.summary(),
@@ -82,7 +83,6 @@ def stock(rounds: int, folder: Path) -> dict[str, Any]:
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
-    from idle_clients import Clock
     from stock_clients import app
 
     size = STOCK_BYTES // 4 // ARRAYS
@@ -109,13 +109,6 @@ def stock(rounds: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def measure(side: str, rounds: int) -> dict[str, Any]:
-    """One side in a process of its own."""
-    from idle_clients import in_own_process
-
-    return {"side": side, **in_own_process(__file__, side=side, rounds=rounds)}
-
-
 def figures(results: list[dict[str, Any]], side: str) -> dict[str, float]:
     """Medians of one side over all rounds of all repetitions; the worst memory."""
     runs = [result for result in results if result["side"] == side]
@@ -137,34 +130,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--side", choices=("ours", "stock"))
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     if arguments.side and arguments.folder:
-        from idle_clients import print_json
-
         side = ours if arguments.side == "ours" else stock
         print_json(side(arguments.rounds, arguments.folder))
         return
-    from orchestra_flwr.reporting import environment
-
     sides = [arguments.side] if arguments.side else ["stock", "ours"]
-    results = [measure(s, arguments.rounds) for _ in range(arguments.repeat) for s in sides]
+    results = [
+        {"side": side, **in_own_process(__file__, side=side, rounds=arguments.rounds)}
+        for _ in range(arguments.repeat)
+        for side in sides
+    ]
     measured = {side: figures(results, side) for side in sides}
-    print("| side | MB down a client | s a round | with checkpoint | CPU s, server | CPU s, all "
-          "| server RSS, GB |\n|---|---|---|---|---|---|---|")  # fmt: skip
-    for side, one in measured.items():
-        print(
-            f"| {side} | {one['mb_down']:.1f} | {one['overhead_s']:.2f} | {one['round_s']:.2f} "
-            f"| {one['server_cpu_s']:.2f} | {one['all_cpu_s']:.2f} | {one['rss_gb']:.2f} |"
-        )
+    keys = ("overhead_s", "round_s", "server_cpu_s", "all_cpu_s", "rss_gb")
+    table(
+        ("side", "MB down a client", "s a round", "with checkpoint", "CPU s, server", "CPU s, all",
+         "server RSS, GB"),
+        [(side, f"{one['mb_down']:.1f}", *(f"{one[key]:.2f}" for key in keys))
+         for side, one in measured.items()],
+    )  # fmt: skip
     if arguments.side:
         return
     written = {
-        "environment": {
-            "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
-        },
         "overhead_s": measured["ours"]["overhead_s"],
         "server_rss_gb": measured["ours"]["rss_gb"],
         "stock_overhead_s": measured["stock"]["overhead_s"],
@@ -172,8 +162,8 @@ def main() -> None:
         "step_s": step_seconds(),
         "sides": measured,
         "results": results,
-    }  # fmt: skip
-    arguments.output.write_text(json.dumps(written, indent=2) + "\n")
+    }
+    write("overhead", written, arguments.output)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ Each run is a process of its own, in turn; seconds are medians over rounds and r
 """
 
 import argparse
-import json
-import os
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "population.json"
+from common import table, write
+from idle_clients import Clock, in_own_process, print_json
+
+from orchestra_flwr.reporting import RunFolder
+
 COHORT, WORKERS, IMAGES, MOST = 50, 2, 14, 1000
 
 
@@ -35,12 +36,9 @@ def write_images(folder: Path) -> Path:
 
 def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
     """One federation of so many clients."""
-    from idle_clients import Clock
-
     from orchestra_flwr.config import load_config
     from orchestra_flwr.federation.population import load_population
     from orchestra_flwr.federation.simulation import check_resources, simulate
-    from orchestra_flwr.reporting import RunFolder
 
     config = load_config([
         "model.width=8", "model.projector_dim=16", "device=cpu", f"federation.clients={clients}",
@@ -52,9 +50,9 @@ def run(clients: int, rounds: int, folder: Path) -> dict[str, Any]:
     ])  # fmt: skip
     clock, engine, population = Clock(rounds), check_resources(config), load_population(config)
     assert {len(part) for part in population.parts.values()} == {IMAGES}
-    simulate(config, population, RunFolder.create(config), clock, engine)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    trained = [json.loads(line) for line in lines][1:]
+    target = RunFolder.create(config)
+    simulate(config, population, target, clock, engine)
+    trained = target.read_metrics()[1:]
     assert all(record["clients"]["ok"] == COHORT for record in trained)
     return {
         **clock.summary(),
@@ -67,17 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--clients", type=int)
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
-    from idle_clients import in_own_process, print_json
-
     if arguments.clients:
         print_json(run(arguments.clients, arguments.rounds, arguments.folder))
         return
-    from orchestra_flwr.reporting import environment
-
     results = [
         {"clients": clients, **in_own_process(__file__, clients=clients, rounds=arguments.rounds)}
         for _ in range(arguments.repeat)
@@ -93,25 +87,21 @@ def main() -> None:
         return {**measured, "rss_gb": min(one["rss_gb"] for one in runs)}
 
     measured = {clients: figures(clients) for clients in (100, MOST)}
-    print("| clients | s a round | CPU s, server | CPU s, all | server RSS, GB |\n"
-          "|---|---|---|---|---|")  # fmt: skip
-    for clients, one in measured.items():
-        print(
-            f"| {clients} | {one['exchange']:.2f} | {one['server_cpu']:.2f} | {one['all_cpu']:.2f} "
-            f"| {one['rss_gb']:.3f} |"
-        )
+    keys = ("exchange", "server_cpu", "all_cpu")
+    table(
+        ("clients", "s a round", "CPU s, server", "CPU s, all", "server RSS, GB"),
+        [(clients, *(f"{one[key]:.2f}" for key in keys), f"{one['rss_gb']:.3f}")
+         for clients, one in measured.items()],
+    )  # fmt: skip
     ratios = {name: measured[MOST][name] / measured[100][name] for name in ("exchange", "rss_gb")}
     written = {
-        "environment": {
-            "measured": time.strftime("%Y-%m-%d"), "load": os.getloadavg(), **environment()
-        },
         "population_ratio": max(ratios.values()),
         "ratios": ratios,
         "populations": measured,
         "results": results,
-    }  # fmt: skip
+    }
     print(f"population_ratio {written['population_ratio']:.3f}")
-    arguments.output.write_text(json.dumps(written, indent=2) + "\n")
+    write("population", written, arguments.output)
 
 
 if __name__ == "__main__":

@@ -10,24 +10,21 @@ Cost: seconds of one clustering on one thread.
 """
 
 import itertools
-import json
 import math
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from common import write
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
 from orchestra_flwr.clustering.private_kmeans import private_clustering
 from orchestra_flwr.clustering.solvers.alternating import global_clustering
 from orchestra_flwr.privacy.accounting import calibrate
-from orchestra_flwr.reporting import environment
 
-RESULT = Path(__file__).parent / "results" / "private_clustering.json"
 FEATURES, CENTRES, CLUSTERS, CLIENTS, DELTA, SEEDS = 512, 10, 8, 20, 1e-3, 10
 COLUMNS = ("n", "epsilon", "dimensions", "centroids", "cosine", "information", "seconds")
 
@@ -97,7 +94,7 @@ def main() -> None:
     for one in itertools.product((128, 500), (10.0, 0.8), (None, 256, 128, 64, 32)):
         results.append(measure(*one))
         print(f"| {' | '.join(f'{results[-1][column]:.3g}' for column in COLUMNS)} |", flush=True)
-    RESULT.write_text(json.dumps({"environment": environment(), "results": results}, indent=2))
+    write("private_clustering", {"results": results})
 
 
 if __name__ == "__main__":

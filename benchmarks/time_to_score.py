@@ -8,7 +8,6 @@ results. A run takes about half a minute of one core.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from common import table, write
 
 from orchestra_flwr import simulate
+from orchestra_flwr.reporting import RunFolder
 
 SETTING = (
     "device=cpu",
@@ -84,8 +84,8 @@ def main() -> None:
             for number, (way, options) in enumerate(WAYS.items()):
                 place = Path(folder) / f"{number}-{seed}"
                 simulate([*SETTING, *options, *overrides, f"seed={seed}", f"run_dir={place}"])
-                lines = (place / "metrics.jsonl").read_text().splitlines()
-                runs[way].append(outcome(map(json.loads, lines), arguments.target))
+                records = RunFolder(place).read_metrics()
+                runs[way].append(outcome(records, arguments.target))
                 print(f"seed {seed}, {way}: {runs[way][-1]}", flush=True)
     write("time_to_score", {"target": arguments.target, "seeds": arguments.seeds, "runs": runs})
     columns = {

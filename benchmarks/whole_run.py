@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from common import table, write
+from common import bfloat16_is_fast, table, write
 from PIL import Image
 from published import client_images
 
 from orchestra_flwr.config import load_config
+from orchestra_flwr.reporting import RunFolder
 
 HERE = Path(__file__).parent
 CLASSES = 10
@@ -60,8 +60,7 @@ def ours(given: argparse.Namespace, photos: Path, extra: tuple[str, ...] = ()) -
     folder = Path(tempfile.mkdtemp(dir=photos.parent))
     command = [sys.executable, HERE / "knn_run.py", *overrides(given, photos), *extra]
     seconds = timed([*command, f"run_dir={folder / 'run'}", f"engine={given.engine}"])
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = RunFolder(folder / "run").read_metrics()
     return {
         "seconds": seconds,
         "rounds": sum(record["seconds"] for record in records),
@@ -97,7 +96,7 @@ def main() -> None:
         "published": lambda photos: published(given, photos),
         "float32": lambda photos: ours(given, photos),
     }
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if bfloat16_is_fast():
         sides["bfloat16"] = lambda photos: ours(given, photos, BFLOAT16)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory(prefix="whole", ignore_cleanup_errors=True) as folder:

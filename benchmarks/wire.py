@@ -8,15 +8,14 @@ centroids. Milliseconds are one thread's processor time. What rounding costs is 
 and an update that come from training: one client, one epoch on 160 digits, 10 steps.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import table, write
 from flwr.app import RecordDict
 
 from orchestra_flwr.config import load_config
@@ -26,11 +25,9 @@ from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
 from orchestra_flwr.flower.arrays import payload_bytes, to_record
 from orchestra_flwr.methods import Role, release_of
-from orchestra_flwr.reporting import environment
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import build_learner, train_round
 
-RESULT = Path(__file__).parent / "results" / "wire.json"
 MIB, REPEATS = 2**20, 7
 PUBLISHED = 89.8  # MiB each way: both encoders, heads, feature memory and centroids in float32
 BLOCKS = (256, 1024, BLOCK, 1 << 16)
@@ -117,32 +114,34 @@ def rounding(
 def main() -> None:
     torch.set_num_threads(1)
     wires = [measure(wire) for wire in ("float32", "float16", "int8", "int4")]
-    print(f"| wire | MiB down | up | of the published {PUBLISHED} | ms down | up |")
-    print("|---|---|---|---|---|---|")
-    for one in wires:
-        share = max(one["down_mib"], one["up_mib"]) / PUBLISHED
-        print(
-            f"| {one['wire']} | {one['down_mib']:.2f} | {one['up_mib']:.2f} | {share:.1%} "
-            f"| {one['encode_down_ms']:.0f}, {one['decode_down_ms']:.0f} "
-            f"| {one['encode_up_ms']:.0f}, {one['decode_up_ms']:.0f} |"
-        )
+    table(
+        ("wire", "MiB down", "up", f"of the published {PUBLISHED}", "ms down", "up"),
+        [
+            (one["wire"], f"{one['down_mib']:.2f}", f"{one['up_mib']:.2f}",
+             f"{max(one['down_mib'], one['up_mib']) / PUBLISHED:.1%}",
+             f"{one['encode_down_ms']:.0f}, {one['decode_down_ms']:.0f}",
+             f"{one['encode_up_ms']:.0f}, {one['decode_up_ms']:.0f}")
+            for one in wires
+        ],
+    )  # fmt: skip
     trained = trained_on_digits()
     errors = [rounding(*trained, "float16", BLOCK)]
     errors += [rounding(*trained, "int8", block) for block in BLOCKS]
     errors += [rounding(*trained, "int4", block) for block in INT4_BLOCKS]
-    print("\n| wire | block | error of a state | of an update |\n|---|---|---|---|")
-    for one in errors:
-        print(f"| {one['wire']} | {one['block']} | {one['state']:.3%} | {one['update']:.3%} |")
+    print()
+    table(
+        ("wire", "block", "error of a state", "of an update"),
+        [(e["wire"], e["block"], f"{e['state']:.3%}", f"{e['update']:.3%}") for e in errors],
+    )
     fewest = wires[-1]
     written = {
-        "environment": environment(),
         "bytes_up_mb": fewest["up_mib"],  # in units of the published figure, 2**20 bytes
         "bytes_down_mb": fewest["down_mib"],
         "published_mib": PUBLISHED,
         "wires": wires,
         "rounding": errors,
     }
-    RESULT.write_text(json.dumps(written, indent=2) + "\n")
+    write("wire", written)
 
 
 if __name__ == "__main__":
