@@ -10,23 +10,20 @@ then, memory, open files and threads of the server's processes.
 """
 
 import argparse
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from common import RESULTS, free_port, table, write
-from PIL import Image
+from faults.federation import make_keys, make_photos
+from faults.processes import Command, wait_for
+from proc import cpu_seconds, descendants, status
 
+from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.reporting.plots import COLOURS, INK, new_figure, style_axes
 
-ROOT = Path(__file__).parents[1]
 HERD = Path(__file__).with_name("client_herd.py")
 PER_PROCESS = 250
 COHORT = 10
@@ -38,77 +35,62 @@ SMALL = (
 JOINED = re.compile(r"client \S+ joined")
 
 
-class Server:
-    """`run_server.py`, with the time at which each of its lines came."""
+class Server(Command):
+    """`run_server.py`; its output is in a file beside the run's folder."""
 
     def __init__(self, folder: Path, port: int, *overrides: str) -> None:
-        self.folder = folder
-        self.log = folder.with_suffix(".log")
-        command = [sys.executable, "run_server.py", f"port={port}", f"run_dir={folder}", *overrides]
-        with self.log.open("w") as file:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        command = ["run_server.py", f"port={port}", f"run_dir={folder}", *overrides]
+        super().__init__(command, folder.with_suffix(".log"), {})
 
     def wait_for(self, text: str, count: int = 1, seconds: float = 1800) -> float:
         """Seconds until a text stands so many times in its output."""
+
+        def is_there() -> bool:
+            return len(re.findall(text, self.log.read_text())) >= count
+
         began = time.monotonic()
-        while len(re.findall(text, self.log.read_text())) < count:
-            if self.process.poll() is not None or time.monotonic() - began > seconds:
-                raise SystemExit(f"{text!r} did not come {count} times:\n{self.log.read_text()}")
-            time.sleep(0.2)
+        wait_for(lambda: is_there() or self.code is not None, seconds, pause=0.2)
+        if not is_there():
+            raise SystemExit(f"{text!r} did not come {count} times:\n{self.log.read_text()}")
         return time.monotonic() - began
 
     def usage(self) -> dict[str, float]:
         """CPU seconds, memory (MB), open files and threads of all its processes."""
         total = {"cpu": 0.0, "megabytes": 0.0, "files": 0, "threads": 0}
-        for pid in _tree(self.process.pid):
-            status = Path(f"/proc/{pid}/status").read_text()
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total["cpu"] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            total["megabytes"] += int(re.findall(r"RssAnon:\s+(\d+)", status)[0]) / 1000
+        for pid in (self.pid, *descendants(self.pid)):
+            numbers = status(pid)
+            total["cpu"] += cpu_seconds(pid)
+            total["megabytes"] += numbers["RssAnon"] / 1000
             total["files"] += len(list(Path(f"/proc/{pid}/fd").iterdir()))
-            total["threads"] += int(re.findall(r"Threads:\s+(\d+)", status)[0])
+            total["threads"] += numbers["Threads"]
         return total
-
-
-def _tree(pid: int) -> list[int]:
-    """A process and all that it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(descendant for child in children for descendant in _tree(int(child)))]
 
 
 def measure(folder: Path, count: int) -> dict[str, Any]:
     """One federation of so many clients."""
     names = [f"c{i:04}" for i in range(count)]
     security, port = folder / "security", free_port()
-    keys = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server",
-            f"folder={security}", "host=localhost", f"client={','.join(names)}"]  # fmt: skip
-    subprocess.run(keys, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    make_keys(security, f"client={','.join(names)}")
     share = COHORT / count
     server = Server(folder / "run", port, f"security={security}", f"federation.min_clients={count}",
                     f"federation.participation={share}", *SMALL)  # fmt: skip
-    herds: list[subprocess.Popen[bytes]] = []
+    herds: list[Command] = []
     try:
         server.wait_for("listening on")
         before = server.usage()
         for number, start in enumerate(range(0, count, PER_PROCESS)):
             some = names[start : start + PER_PROCESS]
-            command = [sys.executable, str(HERD), f"--server=localhost:{port}",
-                       f"--address=127.0.0.{2 + number}",
+            command = [HERD, f"--server=127.0.0.1:{port}", f"--address=127.0.0.{2 + number}",
                        f"--security={security}", f"--photos={folder / 'photos'}",
                        f"--state={folder / 'state'}", "--clients", *some]  # fmt: skip
-            log = (folder / f"herd{start}.log").open("w")
-            herds.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+            herds.append(Command(command, folder / f"herd{start}.log", {}))
         joined = server.wait_for(JOINED.pattern, count)
         here = server.usage()
         server.wait_for("run folder:.*\n[^$]*run folder:")
-        seconds = [json.loads(line)["seconds"] for line in
-                   (folder / "run" / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+        seconds = [record["seconds"] for record in RunFolder(folder / "run").read_metrics()]
     finally:
-        for herd in herds:
-            herd.kill()
-            herd.wait()
-        server.process.terminate()
-        server.process.wait()
+        for process in (*herds, server):
+            process.end()
     return {"clients": count, "join_seconds": joined, "join_cpu": here["cpu"] - before["cpu"],
             "round_seconds": sorted(seconds[1:])[len(seconds[1:]) // 2], **here}  # fmt: skip
 
@@ -143,11 +125,7 @@ def main() -> None:
     for count in parser.parse_args().clients:
         with tempfile.TemporaryDirectory(prefix="orch") as temporary:
             folder = Path(temporary)
-            (folder / "photos").mkdir()
-            rng = np.random.default_rng(0)
-            for i in range(16):
-                pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
+            make_photos(folder, {"photos": 16})
             results.append(measure(folder, count))
             print(results[-1], flush=True)
     head = ("clients", "join, s", "server's CPU s", "round of 10, s", "MB", "files", "threads")

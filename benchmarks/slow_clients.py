@@ -10,21 +10,25 @@ matters little. Seconds are those of a clock on the wall, evaluation included.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import free_port, table, write
-from many_clients import ROOT, Server
+from common import free_port, run_client, table, write
+from faults.federation import make_keys
+from faults.processes import Command
+from flwr.app import RecordDict
+from many_clients import Server
 from PIL import Image
 from time_to_score import WAYS as VIRTUAL
 
 from orchestra_flwr.config import load_config
 from orchestra_flwr.data import ImageSet, load_dataset
+from orchestra_flwr.reporting import RunFolder
 
 NAMES = tuple("abcdefghij")
 SLOW, SLOWER = "j", 10
@@ -39,23 +43,14 @@ WAYS = {
 }
 
 
-def paced_client(seconds: float) -> None:
-    """`run_client.py` whose training takes so long."""
-    from flwr.app import RecordDict
-
-    from orchestra_flwr import cli
-    from orchestra_flwr.deployment.client_work import client_worker
-    from orchestra_flwr.deployment.processes import client_process
-
-    class Paced(client_worker.ClientWorker):
-        def train(self, content: RecordDict) -> RecordDict:
-            began = time.monotonic()
-            reply = super().train(content)
-            time.sleep(max(0.0, seconds - (time.monotonic() - began)))
-            return reply
-
-    client_process.ClientWorker = Paced  # type: ignore[misc]
-    sys.exit(cli.client_main())
+def train_for(
+    seconds: float, train: Callable[[RecordDict], RecordDict], content: RecordDict
+) -> RecordDict:
+    """Training that takes so long."""
+    began = time.monotonic()
+    reply = train(content)
+    time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+    return reply
 
 
 def write_images(folder: Path) -> None:
@@ -90,34 +85,31 @@ def measure(folder: Path, way: str, arguments: argparse.Namespace) -> dict[str, 
         for name in NAMES:
             pace = arguments.pace * (SLOWER if name == SLOW else 1)
             command = [
-                sys.executable, str(Path(__file__).resolve()), f"--client={pace}",
-                f"server=localhost:{port}", f"security={folder / 'security' / 'bundles' / name}",
+                Path(__file__).resolve(), f"--client={pace}", f"server=127.0.0.1:{port}",
+                f"security={folder / 'security' / 'bundles' / name}",
                 f"data.root={folder / 'clients' / name}", f"state={run}-state", "device=cpu",
                 "training.threads=1",
             ]  # fmt: skip
-            clients.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL))
-        return outcome(run / "metrics.jsonl", server, arguments.targets)
+            clients.append(Command(command, run.with_name(f"{run.name}-{name}.log"), {}))
+        return outcome(RunFolder(run), server, arguments.targets)
     finally:
-        for client in clients:
-            client.terminate()
-            client.wait()
-        server.process.terminate()
-        server.process.wait()
+        for process in (*clients, server):
+            process.end()
 
 
-def outcome(metrics: Path, server: Server, targets: list[float]) -> dict[str, Any]:
+def outcome(run: RunFolder, server: Server, targets: list[float]) -> dict[str, Any]:
     """Follows a run until its last round."""
     server.wait_for("client . joined", len(NAMES))
     began, seen = time.monotonic(), 0
     curve: list[tuple[float, float]] = []  # seconds, probe
     while True:
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        records = run.read_metrics()
         for record in records[seen:]:
             scores = next(iter((record.get("scores") or {}).values()), None)
             if scores and record["round"]:
                 curve.append((time.monotonic() - began, scores["linear"]))
         seen = len(records)
-        if server.log.read_text().count("run folder:") > 1 or server.process.poll() is not None:
+        if server.log.read_text().count("run folder:") > 1 or server.code is not None:
             reached = {
                 f"{target:g}": next((at for at, probe in curve if probe >= target), None)
                 for target in targets
@@ -136,10 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="orch") as temporary:
         folder = Path(temporary)
         write_images(folder)
-        keys = [sys.executable, "-m", "orchestra_flwr.deployment.keys", "server",
-                f"folder={folder / 'security'}", "host=localhost",
-                f"client={','.join(NAMES)}"]  # fmt: skip
-        subprocess.run(keys, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        make_keys(folder / "security", f"client={','.join(NAMES)}")
         runs = {}
         for way in WAYS:
             runs[way] = measure(folder, way, arguments)
@@ -162,6 +151,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1].startswith("--client="):
-        paced_client(float(sys.argv.pop(1).partition("=")[2]))
+        run_client(partial(train_for, float(sys.argv.pop(1).partition("=")[2])))
     else:
         main()

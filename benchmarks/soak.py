@@ -26,16 +26,19 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
-from common import RESULTS, free_port, table, write
+from common import RESULTS, free_port, run_client, table, write
 from faults.federation import make_keys, make_photos, quiet_environment
 from faults.invariants import TERMINATED
-from faults.processes import Command, descendants, role_of, wait_for
+from faults.processes import Command, role_of, wait_for
+from flwr.app import RecordDict
+from proc import descendants, status
 
 from orchestra_flwr.reporting.plots import COLOURS, INK, QUIET, new_figure, style_axes
 
@@ -133,16 +136,16 @@ def look(pid: int) -> dict[str, float] | None:
     """A process's memory in bytes, open files, sockets among them, and threads; None: it ended."""
     folder = Path(f"/proc/{pid}")
     try:
-        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        numbers = status(pid)
         rollup = (folder / "smaps_rollup").read_text().splitlines()
         files = [str(link.readlink()) for link in (folder / "fd").iterdir() if link.is_symlink()]
         pss = next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
         return {
-            "rss": 1024 * int(status["VmRSS"].split()[0]),
+            "rss": 1024 * numbers["VmRSS"],
             "pss": 1024 * pss,
             "files": len(files),
             "sockets": sum(name.startswith("socket:") for name in files),
-            "threads": int(status["Threads"]),
+            "threads": numbers["Threads"],
         }
     except (OSError, KeyError, StopIteration):
         return None
@@ -255,21 +258,12 @@ def _follow(
     return samples, rounds
 
 
-def unhurried_client(pause: float) -> None:
-    """`run_client.py` with a trainer that waits before each round."""
-    from flwr.app import RecordDict
-
-    from orchestra_flwr import cli
-    from orchestra_flwr.deployment.client_work import client_worker
-    from orchestra_flwr.deployment.processes import client_process
-
-    class Unhurried(client_worker.ClientWorker):
-        def train(self, content: RecordDict) -> RecordDict:
-            time.sleep(pause)
-            return super().train(content)
-
-    client_process.ClientWorker = Unhurried
-    sys.exit(cli.client_main())
+def train_after(
+    pause: float, train: Callable[[RecordDict], RecordDict], content: RecordDict
+) -> RecordDict:
+    """Training that begins so many seconds late."""
+    time.sleep(pause)
+    return train(content)
 
 
 # ---- what is shown
@@ -362,6 +356,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--client"]:
         seconds = float(sys.argv[2])
         del sys.argv[1:3]
-        unhurried_client(seconds)
+        run_client(partial(train_after, seconds))
     else:
         main()
