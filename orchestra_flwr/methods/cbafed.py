@@ -72,8 +72,6 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
     """
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=cbafed."""
-
         base: float = Field(0.84, ge=0, le=1)  # of the thresholds
         upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
         rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice

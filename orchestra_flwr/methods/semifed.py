@@ -21,8 +21,6 @@ class SemiFed(PseudoLabelling):
     """Backbone and a linear classifier."""
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=semifed."""
-
         threshold: float = Field(0.95, ge=0, lt=1)  # of the probability of a pseudo-label
 
     settings: Settings

@@ -28,8 +28,6 @@ class SpecLoss(Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
     class Settings(Section):
-        """Options under `method.` for method=specloss."""
-
         # Of the last layer; the Orchestra paper takes its G.
         outputs: int = Field(32, ge=2, le=2**17)
 

@@ -88,8 +88,6 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
     """
 
     class Settings(Section):
-        """Options under `method.` for method=swav."""
-
         # K; the paper's 3000 are three for each of its classes.
         prototypes: int = Field(30, ge=2, le=2**17)
         temperature: float = Field(0.1, gt=0)

@@ -19,8 +19,6 @@ class Sinkhorn(MemoryClustering):
     """
 
     class Settings(MemoryClustering.Settings):
-        """Options under `clustering.` for clustering=sinkhorn."""
-
         local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L
 
     settings: Settings

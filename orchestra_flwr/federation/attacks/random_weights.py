@@ -12,9 +12,7 @@ class RandomWeights(Attack):
     """received + Gaussian noise, `scale` times as long as the attacker's own update."""
 
     class Settings(Section):
-        """`scale`: length of the noise, in units of the attacker's own update."""
-
-        scale: float = Field(10.0, gt=0)
+        scale: float = Field(10.0, gt=0)  # length, in units of the attacker's own update
 
     settings: Settings
 

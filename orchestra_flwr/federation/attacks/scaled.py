@@ -16,9 +16,7 @@ class Scaled(Attack):
     """
 
     class Settings(Section):
-        """`scale`: factor of the update."""
-
-        scale: float = Field(10.0, gt=0)
+        scale: float = Field(10.0, gt=0)  # factor of the update
 
     settings: Settings
 

@@ -16,9 +16,7 @@ class SignFlip(Attack):
     """
 
     class Settings(Section):
-        """`scale`: how far the attacker goes, in units of its own update."""
-
-        scale: float = Field(1.0, gt=0)
+        scale: float = Field(1.0, gt=0)  # how far it goes, in units of the attacker's own update
 
     settings: Settings
 

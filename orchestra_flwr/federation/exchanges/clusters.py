@@ -34,16 +34,6 @@ UPDATES = 1 << 25  # values of all clients' updates together, float16, until cli
 CLIENTS = 100  # assumed while their number is not known
 
 
-class ClustersSettings(Section):
-    """Options under `exchange.` for exchange=clusters."""
-
-    clusters: int = Field(2, ge=1)
-    assign: Literal["alignment", "loss", "fixed"] = "alignment"
-    start: Literal["grouped", "random", "same"] = "grouped"
-    warm_rounds: int = Field(5, ge=1)  # of one model, before clients are grouped
-    min_members: int = Field(1, ge=1)  # fewest results that change a model
-
-
 class Clusters(Exchange):
     """Each client is sent all models, trains one, and sends it back with its name.
 
@@ -52,11 +42,16 @@ class Clusters(Exchange):
     trained stays as it is.
     """
 
-    Settings = ClustersSettings
+    class Settings(Section):
+        clusters: int = Field(2, ge=1)
+        assign: Literal["alignment", "loss", "fixed"] = "alignment"
+        start: Literal["grouped", "random", "same"] = "grouped"
+        warm_rounds: int = Field(5, ge=1)  # of one model, before clients are grouped
+        min_members: int = Field(1, ge=1)  # fewest results that change a model
 
-    settings: ClustersSettings
+    settings: Settings
 
-    def __init__(self, settings: ClustersSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._names = tuple(f"cluster-{number}" for number in range(settings.clusters))
         self._aligns = settings.assign == "alignment" and settings.clusters > 1
@@ -71,7 +66,7 @@ class Clusters(Exchange):
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
         """One model leaves no choice; warm rounds only come before clients are grouped."""
-        settings: ClustersSettings = config.exchange.settings
+        settings: Clusters.Settings = config.exchange.settings
         if settings.clusters == 1:
             keys = ("assign", "start", "warm_rounds")
             return {f"exchange.{key}": "with exchange.clusters=1" for key in keys}
@@ -82,7 +77,7 @@ class Clusters(Exchange):
     def check(cls, config: Config) -> None:
         """Refuses too few clients, several first server states, and norms without statistics."""
         super().check(config)
-        settings: ClustersSettings = config.exchange.settings
+        settings: Clusters.Settings = config.exchange.settings
         clients, needed = config.federation.clients, settings.clusters * settings.min_members
         if needed > clients:
             raise ValueError(

@@ -15,8 +15,6 @@ class Adagrad(AdaptiveOptimizer):
     """
 
     class Settings(AdaptiveOptimizer.Settings):
-        """Options."""
-
         lr: float = Field(0.1, gt=0)
         beta1: float = Field(0.0, ge=0, lt=1)
 

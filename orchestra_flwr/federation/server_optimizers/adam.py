@@ -19,8 +19,6 @@ class Adam(AdaptiveOptimizer):
     """
 
     class Settings(AdaptiveOptimizer.Settings):
-        """Options."""
-
         beta2: float = Field(0.99, ge=0, lt=1)
         bias_correction: bool = False
 

@@ -15,8 +15,6 @@ class Yogi(AdaptiveOptimizer):
     """
 
     class Settings(AdaptiveOptimizer.Settings):
-        """Options."""
-
         beta2: float = Field(0.99, ge=0, lt=1)
 
     settings: Settings

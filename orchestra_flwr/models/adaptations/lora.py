@@ -32,8 +32,6 @@ class LoRA(Adaptation):
     """
 
     class Settings(Section):
-        """Options under `adaptation.` for adaptation=lora."""
-
         rank: int = Field(8, ge=1, le=4096)
         alpha: float = Field(16, gt=0)  # the change is scaled by alpha / rank
         # Last parts of layers' names; None: queries, keys and values, or all layers without these.

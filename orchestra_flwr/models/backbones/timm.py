@@ -40,8 +40,6 @@ class Timm(Backbone):
     """
 
     class Settings(Section):
-        """Options under `model.` for model=timm."""
-
         timm: str = "mobilenetv3_small_100"  # of `timm.list_models()`, with a tag or without
         weights: str | None = None  # "pretrained", or a file; None: random ones
         image_size: int = Field(32, ge=8, le=MAX_SIZE)  # height and width of the images, in pixels

@@ -21,8 +21,6 @@ class Adam(Optimizer):
     """A step moves a weight by `lr` times its mean gradient over its root mean square gradient."""
 
     class Settings(Section):
-        """Options under `optimizer.` for optimizer=adam."""
-
         betas: tuple[Decay, Decay] = (0.9, 0.999)  # of the running means of gradients and squares
         epsilon: float = Field(1e-8, gt=0)  # added to the root of the mean square
         weight_decay: float = Field(0.0, ge=0)  # L2 penalty, added to the gradient

@@ -14,8 +14,6 @@ class SGD(Optimizer):
     """The running gradient is momentum times the previous one plus the step's gradient."""
 
     class Settings(Section):
-        """Options under `optimizer.` for optimizer=sgd."""
-
         momentum: float = Field(0.9, ge=0, lt=1)  # of the running gradient
         weight_decay: float = Field(1e-4, ge=0)  # L2 penalty, added to the gradient
 

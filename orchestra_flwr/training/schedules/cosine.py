@@ -14,8 +14,6 @@ class Cosine(Schedule):
     """(1 + cos(pi p)) / 2, where p of the run's epochs, or of its rounds, are over."""
 
     class Settings(Section):
-        """Options under `schedule.` for schedule=cosine."""
-
         by: Unit = "epochs"  # local epochs, or whole rounds
 
     settings: Settings

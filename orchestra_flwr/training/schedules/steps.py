@@ -18,8 +18,6 @@ class Steps(Schedule):
     """
 
     class Settings(Section):
-        """Options under `schedule.` for schedule=steps."""
-
         milestones: tuple[float, ...] = (0.3, 0.6, 0.9)  # shares of the run's training
         gamma: float = Field(0.3, gt=0, le=1)  # multiplies the rate at each milestone
         by: Unit = "epochs"  # local epochs, or whole rounds, rounded down as published
