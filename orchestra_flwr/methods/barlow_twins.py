@@ -49,5 +49,4 @@ class BarlowTwins(JointEmbedding):
     settings: Settings
 
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
-        """The loss of one step."""
         return {"correlation": cross_correlation_loss(first, second, self.settings.redundancy)}

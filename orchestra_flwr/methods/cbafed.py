@@ -125,7 +125,6 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
         self._used = torch.bincount(used[used != UNLABELLED], minlength=self._count).float()
 
     def pseudo_labels(self, probabilities: Tensor) -> Tensor:
-        """Those of :func:`balanced_classes`."""
         settings = self.settings
         thresholds = class_thresholds(self.shares, settings.base, settings.upper)
         return balanced_classes(probabilities, self.shares, thresholds, settings.rare)

@@ -80,7 +80,6 @@ class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
         return build_head(model, dim, dim, bias=True, last_norm=False)
 
     def start_round(self, received: Received) -> None:
-        """The queue begins empty."""
         self.queue.clear()
 
     def chance_losses(self, batch_size: int) -> dict[str, float]:

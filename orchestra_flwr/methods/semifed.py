@@ -26,7 +26,6 @@ class SemiFed(PseudoLabelling):
     settings: Settings
 
     def pseudo_labels(self, probabilities: Tensor) -> Tensor:
-        """The most probable classes, above the threshold."""
         return confident_classes(probabilities, self.settings.threshold)
 
     def loss(self, batch: Batch) -> Step:

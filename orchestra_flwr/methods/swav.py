@@ -116,7 +116,6 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
         return (WHOLE, WHOLE, *(LOCAL for _ in range(self.settings.local_crops)))
 
     def start_round(self, received: Received) -> None:
-        """The queue begins empty."""
         self.queue.clear()
 
     def chance_losses(self, batch_size: int) -> dict[str, float]:
@@ -124,7 +123,6 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
         return {"clustering": math.log(self.settings.prototypes)}
 
     def loss(self, batch: Batch) -> Step:
-        """Swapped prediction of one step."""
         features, projections = self.embed(batch.views)
         cosines = [self.prototypes(projection) for projection in projections]
         assignments = [self._assigned(large) for large in cosines[:2]]

@@ -35,7 +35,6 @@ class Sinkhorn(MemoryClustering):
 
     @classmethod
     def release(cls, config: Config) -> Release:
-        """At most L centroids."""
         rows = config.clustering.settings.local_clusters
         return Release(
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},

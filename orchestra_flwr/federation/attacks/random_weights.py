@@ -19,7 +19,6 @@ class RandomWeights(Attack):
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """The received state, moved in a random direction."""
         noise = torch.randn(len(received), generator=generator).numpy()
         length = np.linalg.norm(trained - received) / max(float(np.linalg.norm(noise)), 1e-12)
         return received + np.float32(self.settings.scale * length) * noise

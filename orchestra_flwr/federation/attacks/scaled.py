@@ -23,5 +23,4 @@ class Scaled(Attack):
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """The received state, moved by `scale` times the update."""
         return times_update(self.settings.scale, received, trained)

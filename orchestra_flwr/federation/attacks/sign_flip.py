@@ -23,5 +23,4 @@ class SignFlip(Attack):
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """The received state, moved away from what was learned."""
         return times_update(-self.settings.scale, received, trained)

@@ -40,19 +40,15 @@ class AutoEngine(Engine):
 
     @classmethod
     def is_remote(cls, settings: RayEngine.Settings) -> bool:
-        """Whether a cluster was joined."""
         return RayEngine.is_remote(settings)
 
     def check_resources(self) -> None:
-        """Those of the chosen engine."""
         self.chosen.check_resources()
 
     def begin(self) -> None:
-        """Begins the chosen engine's start."""
         self.chosen.begin()
 
     def end(self) -> None:
-        """Ends what was begun."""
         self.chosen.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:

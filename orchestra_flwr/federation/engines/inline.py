@@ -86,7 +86,6 @@ class InlineEngine(Engine):
     settings: Settings
 
     def check_resources(self) -> None:
-        """Refuses a device that is not there."""
         resolve_device(self.config.device)
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:

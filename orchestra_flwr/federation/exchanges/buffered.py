@@ -144,11 +144,9 @@ class Buffered(Asynchronous, Exchange):
         return self._arrived
 
     def results(self, size: int) -> int:
-        """The buffer, or all clients at work if these are fewer."""
         return min(self.settings.buffer, size)
 
     def recorded(self, round_: int) -> list[str] | None:
-        """From the record of `exchange.replay`."""
         if self.settings.replay is None:
             return None
         return [client for client, _ in self._record().get(round_, ())]
@@ -180,7 +178,6 @@ class Buffered(Asynchronous, Exchange):
         return {"at_work": self._at_work, "sent": dict(self._sent)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state` returned."""
         self._at_work = dict(state.get("at_work", {}))
         self._sent = dict(state.get("sent", {}))
 

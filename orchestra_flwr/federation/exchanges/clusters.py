@@ -101,7 +101,6 @@ class Clusters(Exchange):
             )
 
     def models(self, clients: Sequence[str]) -> tuple[str, ...]:
-        """One model for each cluster."""
         if clients:
             self._width = UPDATES // len(clients)
         return self._names
@@ -190,7 +189,6 @@ class Clusters(Exchange):
         return {name: float(members.count(n)) for n, name in enumerate(self._names)}
 
     def model_of(self, client: str) -> str | None:
-        """That of its cluster."""
         number = None if self._warm else self._assigned.get(client)
         return None if number is None else self._names[number]
 

@@ -18,7 +18,6 @@ class Random(Gossip):
 
     @classmethod
     def graph(cls, settings: Settings, count: int) -> np.ndarray:
-        """Drawn anew until it is connected."""
         generator = numpy_generator(settings.seed, "graph")
         ones, others = np.triu_indices(count, 1)
         for _ in range(DRAWS):

@@ -21,5 +21,4 @@ class Adagrad(AdaptiveOptimizer):
     settings: Settings
 
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
-        """v = v + Delta^2."""
         second += square

@@ -22,11 +22,9 @@ class Momentum(ElementwiseOptimizer):
     settings: Settings
 
     def initial_moments(self) -> dict[str, float]:
-        """The momentum."""
         return {"momentum": 0.0}
 
     def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:
-        """lr * m, with m = momentum m + Delta."""
         momentum = moments["momentum"]
         momentum *= self.settings.momentum
         momentum += update

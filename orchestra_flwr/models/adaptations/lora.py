@@ -101,7 +101,6 @@ class LoRA(Adaptation):
         _add_bias_apart(backbone, False)
 
     def trained(self, backbone: Backbone) -> set[str]:
-        """All that was added."""
         return {name for name in backbone.state_dict() if ADAPTER in name}
 
     def _chosen(self, backbone: Backbone) -> list[str]:

@@ -62,12 +62,10 @@ class Adam(Optimizer):
             torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
 
     def state(self) -> dict[str, Tensor]:
-        """The running means, and the number of steps."""
         lists = named_list("means", self._means) | named_list("squares", self._squares)
         return {**lists, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the means and the number of steps."""
         self._means = take_list("means", state, self.parameters)
         self._squares = take_list("squares", state, self.parameters)
         self._steps.copy_(state["steps"])

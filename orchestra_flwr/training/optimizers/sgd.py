@@ -36,9 +36,7 @@ class SGD(Optimizer):
             torch._foreach_add_(self.parameters, self._running, alpha=-self.lr)
 
     def state(self) -> dict[str, Tensor]:
-        """The running gradient."""
         return named_list("running", self._running)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the running gradient."""
         self._running = take_list("running", state, self.parameters)

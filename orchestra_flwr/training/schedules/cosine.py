@@ -19,5 +19,4 @@ class Cosine(Schedule):
     settings: Settings
 
     def factor(self, progress: LocalProgress) -> float:
-        """Half a cosine from 1 to 0."""
         return (1 + math.cos(math.pi * progress.share(self.settings.by))) / 2

@@ -36,7 +36,6 @@ class Steps(Schedule):
     settings: Settings
 
     def factor(self, progress: LocalProgress) -> float:
-        """gamma to the power of the milestones that are over."""
         passed = sum(self._is_over(milestone, progress) for milestone in self.settings.milestones)
         return float(self.settings.gamma**passed)
 
