@@ -15,8 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted
-from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE
-from orchestra_flwr.data.image_files.skipped_files import first_ones
+from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE, first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
 from orchestra_flwr.square_image import square_image
 
