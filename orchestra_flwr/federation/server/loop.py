@@ -61,7 +61,7 @@ from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import early_round, losses_at_chance, run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
-from orchestra_flwr.training import begins_trained, cores_for_clients
+from orchestra_flwr.training import cores_for_clients, first_weights
 from orchestra_flwr.training.process_memory import used_memory
 
 
@@ -313,7 +313,7 @@ class FederationRun:
             record["virtual_seconds"] = self.timeline.now
         if position.drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(position.drawn)
-        if not round_.number and begins_trained(self.config):
+        if not round_.number and first_weights(self.config):
             record["start_sha256"] = tensors_sha256(self._kept_backbone()[1])
         return record
 
