@@ -225,7 +225,10 @@ class Clusters(Exchange):
             return min(offer.names, key=lambda name: _mean_loss(offer, name))
         if not offer.kept:
             return offer.names[0]
-        features = _backbone_features(offer)
+        state = offer.learner.state(Role.SHARED)
+        for name, tensor in offer.kept.items():
+            state[name].copy_(tensor)
+        features = _features(offer)  # of the client's own last model
         return min(offer.names, key=lambda name: _distance(offer, name, features))
 
     def keep(self, learner: Learner) -> Mapping[str, Tensor]:
@@ -236,15 +239,8 @@ class Clusters(Exchange):
         return {name: tensor for name, tensor in shared.items() if name.startswith(BACKBONE)}
 
 
-def _backbone_features(offer: Offer) -> Tensor:
-    """(n, dim) features of the client's own last model."""
-    state = offer.learner.state(Role.SHARED)
-    for name, tensor in offer.kept.items():
-        state[name].copy_(tensor)
-    return _features(offer)
-
-
 def _features(offer: Offer) -> Tensor:
+    """(n, dim) features of the client's images by the model in the learner."""
     backbone = offer.learner.method.get_submodule("backbone")
     by, batch_size = offer.config.data.normalise, offer.config.training.batch_size
     return extract_features(backbone, offer.images, batch_size, by=by)

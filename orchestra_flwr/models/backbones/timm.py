@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.extras import log_the_hub_once, require
 from orchestra_flwr.models.backbones import Backbone, TrainedOn, groups_of
-from orchestra_flwr.models.batch_norm import contains_batch_norm
+from orchestra_flwr.models.batch_norm import statistics_of
 from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import nearest_normalisation
 from orchestra_flwr.seeding import seeded
@@ -273,4 +273,4 @@ def _has_batch_norm(name: str, image_size: int) -> bool:
         model = _seeded(settings, 3)
     except (AssertionError, ValueError) as error:
         raise _unfit(settings, error) from error
-    return contains_batch_norm(model)
+    return next(statistics_of(model), None) is not None
