@@ -14,8 +14,6 @@ class MemoryClustering(Clustering):
     class Settings(Section):
         memory: int = Field(128, ge=2, le=MAX_POINTS)  # target features of the last images
 
-    settings: Settings
-
     def __init__(self, settings: Settings, config: Config) -> None:
         super().__init__(settings, config)
         self.memory = FeatureMemory(settings.memory, config.model.projector_dim)

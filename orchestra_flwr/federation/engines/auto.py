@@ -26,8 +26,6 @@ class AutoEngine(Engine):
 
     Settings = RayEngine.Settings
 
-    settings: RayEngine.Settings
-
     def __init__(self, settings: RayEngine.Settings, config: Config) -> None:
         super().__init__(settings, config)
         self._may_choose = settings == self.Settings()

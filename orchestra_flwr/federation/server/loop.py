@@ -270,16 +270,16 @@ class FederationRun:
 
     def _after(self, position: Position, report: RoundReport, round_: Round) -> Position:
         """The position, with what is remembered of the round that has just ended."""
-        exchange, best = self.federation.exchange.state(), self.best.position()
-        position = replace(position, exchange=exchange, best=best)
+        state = self.federation.exchange.state()
+        remembered: dict[str, Any] = {"exchange": state, "best": self.best.position()}
         if self.timeline:
-            position = replace(position, clock=self.timeline.state())
+            remembered["clock"] = self.timeline.state()
         if not self.members.is_simulated:  # simulated clients' own records are this run's
             last_used = report.last_used(position.last_used, position.round, round_.versions)
-            position = replace(position, last_used=last_used)
+            remembered["last_used"] = last_used
         elif self.federation.frozen:
-            position = replace(position, holders=sorted(self.members.holders))
-        return position
+            remembered["holders"] = sorted(self.members.holders)
+        return replace(position, **remembered)
 
     def _share(self, number: int) -> None:
         """Sends the clients the encoder after a round, where that is asked for."""

@@ -18,7 +18,5 @@ class Adagrad(AdaptiveOptimizer):
         lr: float = Field(0.1, gt=0)
         beta1: float = Field(0.0, ge=0, lt=1)
 
-    settings: Settings
-
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
         second += square
