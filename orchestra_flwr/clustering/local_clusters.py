@@ -14,17 +14,10 @@ from orchestra_flwr.clustering.spherical import equal_mass_clustering, spread_ou
 
 @dataclass(frozen=True)
 class LocalClusters:
-    """The result of local clustering.
+    """The result of local clustering."""
 
-    Attributes:
-        centroids: (k, d) unit vectors, k = min(L, floor(n / k_min)); may be none.
-        sizes: (k,) members of each cluster, floor(n / k) or one more.
-        assignment: (n,) cluster of each point; -1 where there are no clusters.
-    """
-
-    centroids: Tensor
-    sizes: Tensor
-    assignment: Tensor
+    centroids: Tensor  # (k, d) unit vectors, k = min(L, floor(n / k_min)); may be none
+    sizes: Tensor  # (k,) members of each cluster, floor(n / k) or one more
 
 
 def local_clustering(
@@ -48,8 +41,7 @@ def local_clustering(
     points = unit_rows(features)
     k = min(clusters, len(points) // k_min)
     if k == 0:
-        unassigned = torch.full((len(points),), -1, device=points.device)
-        return LocalClusters(points[:0], unassigned[:0], unassigned)
+        return LocalClusters(points[:0], points.new_zeros(0, dtype=torch.int64))
     seeds = spread_out(points, k, generator)
     seeds = equal_mass_clustering(points, seeds)
     plan, _ = sinkhorn(points @ seeds.T)
@@ -57,7 +49,7 @@ def local_clustering(
     members = F.one_hot(assignment, k).to(points.dtype)
     means = F.normalize(members.T @ points, dim=1)
     centroids = torch.where(means.norm(dim=1, keepdim=True) > 0.5, means, seeds)
-    return LocalClusters(centroids, members.sum(0).long(), assignment)
+    return LocalClusters(centroids, members.sum(0).long())
 
 
 def round_to_equal_sizes(log_plan: Tensor) -> Tensor:

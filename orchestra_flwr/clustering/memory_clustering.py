@@ -12,11 +12,7 @@ class MemoryClustering(Clustering):
     """Remembers the target features of a round's last images, for a subclass to release."""
 
     class Settings(Section):
-        """Options of clusterings of the features that were seen last."""
-
         memory: int = Field(128, ge=2, le=MAX_POINTS)  # target features of the last images
-
-    settings: Settings
 
     def __init__(self, settings: Settings, config: Config) -> None:
         super().__init__(settings, config)

@@ -32,15 +32,10 @@ ITERATIONS = 30
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves of a private tree.
+    """The leaves of a private tree."""
 
-    Attributes:
-        of_row: (n,) leaf of each row, -1 where its node was pruned. Secret.
-        counts: (leaves,) noisy counts, each at least the threshold. Public.
-    """
-
-    of_row: Tensor
-    counts: Tensor
+    of_row: Tensor  # (n,) leaf of each row, -1 where its node was pruned. Secret
+    counts: Tensor  # (leaves,) noisy counts, each at least the threshold. Public
 
 
 def private_clustering(

@@ -15,8 +15,7 @@ from torch import Tensor
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted
-from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE
-from orchestra_flwr.data.image_files.skipped_files import first_ones
+from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE, first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
 from orchestra_flwr.square_image import square_image
 
@@ -134,8 +133,8 @@ def _read(items: Any, part: str, size: int) -> _Items:
     broken: list[tuple[str, str]] = []
     classes = _declared(items)
     for number, item in enumerate(_each(items, part)):
-        if isinstance(item, _Undecodable):
-            broken.append((f"{part} image {number}", item.reason))
+        if isinstance(item, UnidentifiedImageError):
+            broken.append((f"{part} image {number}", str(item)))
             continue
         image, label, names = _image_and_label(item, items)
         classes = names or classes
@@ -183,20 +182,14 @@ def _each(items: Any, part: str) -> Iterator[Any]:
     raise ConfigError(f"dataset: the {part} images are no data set, but {type(items).__name__}")
 
 
-@dataclass(frozen=True)
-class _Undecodable:
-    """In place of an item whose image the data set itself cannot decode."""
-
-    reason: str
-
-
 def _item(items: Any, number: int) -> Any:
+    """An item; in place of one whose image the data set itself cannot decode, an error."""
     try:
         return items[number]
     except OF_PIL as error:
         if type(error) not in OF_PIL or getattr(error, "errno", None) is not None:
             raise  # the system's error, or a network's
-        return _Undecodable(printable(" ".join(str(error).split())))
+        return UnidentifiedImageError(printable(" ".join(str(error).split())))
 
 
 def _image_and_label(item: Any, items: Any) -> tuple[Any, Any, Sequence[str] | None]:

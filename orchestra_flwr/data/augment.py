@@ -69,15 +69,10 @@ PLAIN = Recipe(crop_scale=(0.08, 1.0), jitter=(0.4, 0.4, 0.4, 0.1), blur_p=0.0)
 
 @dataclass(frozen=True)
 class Views:
-    """The augmented views of a batch.
+    """The augmented views of a batch, one for each recipe."""
 
-    Attributes:
-        images: for each recipe float32 in [0, 1], (B, C, V, V).
-        rotations: for each recipe the quarter turns of its images, int64, (B,), 0 to 3, or None
-            where the recipe does not rotate.
-    """
-
-    images: tuple[Tensor, ...]
+    images: tuple[Tensor, ...]  # float32 in [0, 1], (B, C, V, V)
+    # Quarter turns of the images, int64, (B,), 0 to 3; None where the recipe does not rotate
     rotations: tuple[Tensor | None, ...]
 
 

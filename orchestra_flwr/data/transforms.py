@@ -22,31 +22,18 @@ CUBIC = -0.5  # the cubic kernel's parameter, as in PIL and antialiased resampli
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is done to each of N images.
+    """What is done to each of N images."""
 
-    Attributes:
-        box: top, left, height, width of the crop in pixels, int64, (N, 4).
-        flip: whether it is flipped left-right, bool, (N,).
-        jitter: whether its colours are jittered, bool, (N,).
-        order: the four operations of :func:`jitter` in the order of their use, int64, (N, 4).
-        factors: brightness, contrast, saturation (1: no change) and hue shift in turns, (N, 4).
-        gray: whether it loses its colours, bool, (N,).
-        blur: whether it is blurred, bool, (N,).
-        sigma: standard deviation of the blur in pixels, (N,).
-        solarize: whether its bright values are inverted, bool, (N,).
-        turns: counterclockwise quarter turns, int64, (N,), 0 to 3.
-    """
-
-    box: Tensor
-    flip: Tensor
-    jitter: Tensor
-    order: Tensor
-    factors: Tensor
-    gray: Tensor
-    blur: Tensor
-    sigma: Tensor
-    solarize: Tensor
-    turns: Tensor
+    box: Tensor  # top, left, height, width of the crop in pixels, int64, (N, 4)
+    flip: Tensor  # whether it is flipped left-right, bool, (N,)
+    jitter: Tensor  # whether its colours are jittered, bool, (N,)
+    order: Tensor  # the four operations of :func:`jitter` in the order of their use, int64, (N, 4)
+    factors: Tensor  # brightness, contrast, saturation (1: no change) and hue in turns, (N, 4)
+    gray: Tensor  # whether it loses its colours, bool, (N,)
+    blur: Tensor  # whether it is blurred, bool, (N,)
+    sigma: Tensor  # standard deviation of the blur in pixels, (N,)
+    solarize: Tensor  # whether its bright values are inverted, bool, (N,)
+    turns: Tensor  # counterclockwise quarter turns, int64, (N,), 0 to 3
 
 
 def apply(images: Tensor, parameters: Parameters, size: int | None = None) -> Tensor:

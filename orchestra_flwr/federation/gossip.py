@@ -20,14 +20,6 @@ from orchestra_flwr.files import folder_name
 from orchestra_flwr.methods import release_of
 
 
-class GossipSettings(Section):
-    """Options under `exchange.` of all exchanges without a server."""
-
-    mixing: Literal["metropolis", "uniform"] = "metropolis"
-    # With the neighbours, after each round of training. Beyond, rounding errors grow without bound.
-    mixes: int = Field(1, ge=1, le=10**6)
-
-
 class Gossip(Exchange):
     """Every client is a node with its own model; a round trains all, then mixes with neighbours.
 
@@ -36,14 +28,19 @@ class Gossip(Exchange):
     mix with the model that it has.
     """
 
-    Settings = GossipSettings
+    class Settings(Section):
+        mixing: Literal["metropolis", "uniform"] = "metropolis"
+        # With the neighbours, after each round of training. Beyond, rounding errors grow without
+        # bound.
+        mixes: int = Field(1, ge=1, le=10**6)
+
     deployable: ClassVar[bool] = False
     on_disk: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
-    settings: GossipSettings
+    settings: Settings
 
-    def __init__(self, settings: GossipSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._mixing: dict[str, dict[str, float]] = {}
         self._metrics: dict[str, float] = {}

@@ -22,8 +22,6 @@ class FedEMA(Merging):
     """
 
     class Settings(Section):
-        """Options under `merging.` for merging=fedema."""
-
         # lambda; None: chosen at the client's first merge such that mu is `first_mu` (the paper's
         # autoscaler).
         scale: float | None = Field(None, ge=0)

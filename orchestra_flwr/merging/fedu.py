@@ -20,8 +20,6 @@ class FedU(Merging):
     """
 
     class Settings(Section):
-        """Options under `merging.` for merging=fedu."""
-
         threshold: float = Field(0.4, ge=0)  # divergence from which the predictor is kept
 
     settings: Settings

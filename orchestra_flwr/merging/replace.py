@@ -17,5 +17,4 @@ class Replace(Merging):
         """Leaves the received state as it is."""
 
     def keep(self, learner: Learner) -> ClientState:
-        """Nothing."""
         return ClientState()

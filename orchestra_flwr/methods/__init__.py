@@ -31,13 +31,7 @@ from orchestra_flwr.methods.contributing import (
     unread_without_release,
     weight_of,
 )
-from orchestra_flwr.methods.labels import (
-    LearnsLabels,
-    check_labels,
-    classes_of,
-    labels_for,
-    sees_labels,
-)
+from orchestra_flwr.methods.labels import LearnsLabels, classes_of, labels_for, sees_labels
 from orchestra_flwr.methods.roles import Role, role_of
 from orchestra_flwr.models import Backbone
 from orchestra_flwr.seeding import derive, seeded
@@ -131,7 +125,12 @@ class Method(nn.Module, Plugin, ABC):
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuses labels and privacy that the method does not support; subclasses call it."""
-        check_labels(config)
+        fraction = config.labels.fraction
+        if fraction is not None and not issubclass(cls, LearnsLabels):
+            raise ValueError(
+                f"labels.fraction={fraction:g}: must be null with method={config.method.name}, "
+                "which cannot learn from partly labelled images"
+            )
         check_release(config)
 
     @classmethod

@@ -44,12 +44,9 @@ class BarlowTwins(JointEmbedding):
     """Backbone and a three-layer projector, all of whose layers are equally wide."""
 
     class Settings(Section):
-        """Options under `method.` for method=barlow_twins."""
-
         redundancy: float = Field(0.005, ge=0)  # the paper's lambda
 
     settings: Settings
 
     def compare(self, first: Tensor, second: Tensor) -> dict[str, Tensor]:
-        """The loss of one step."""
         return {"correlation": cross_correlation_loss(first, second, self.settings.redundancy)}

@@ -20,8 +20,6 @@ class BYOL(MomentumEncoder):
     """Online encoder with a predictor, and a target encoder that follows it."""
 
     class Settings(Section):
-        """Options under `method.` for method=byol."""
-
         ema: float = Field(0.996, ge=0, lt=1)
 
     roles: ClassVar = {"predictor": Role.SHARED}

@@ -72,8 +72,6 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
     """
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=cbafed."""
-
         base: float = Field(0.84, ge=0, le=1)  # of the thresholds
         upper: float = Field(0.95, ge=0, le=1)  # thresholds are at most this
         rare: float = Field(0.03, ge=0, le=1)  # a class with a smaller share may be a second choice
@@ -127,7 +125,6 @@ class CBAFed(Contributes, ClipsGradients, PseudoLabelling):
         self._used = torch.bincount(used[used != UNLABELLED], minlength=self._count).float()
 
     def pseudo_labels(self, probabilities: Tensor) -> Tensor:
-        """Those of :func:`balanced_classes`."""
         settings = self.settings
         thresholds = class_thresholds(self.shares, settings.base, settings.upper)
         return balanced_classes(probabilities, self.shares, thresholds, settings.rare)

@@ -61,8 +61,6 @@ class DINO(KnowsChance, MomentumEncoder):
     """
 
     class Settings(Section):
-        """Options under `method.` for method=dino."""
-
         ema: float = Field(0.996, ge=0, lt=1)  # of the teacher, a step
         # K; the paper's 65536 would be more than all other weights.
         outputs: int = Field(256, ge=2, le=2**17)

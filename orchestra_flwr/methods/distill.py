@@ -97,8 +97,6 @@ class Distill(ChecksClients, StartsRounds, Projecting):
     """Backbone and a head that predicts the teacher's features; the teacher is no module of it."""
 
     class Settings(Section):
-        """Options under `method.` for method=distill."""
-
         teacher: OptionalPathText = None  # None: a real client names its own
         teacher_weights: PathText = PUBLISHED
         teacher_size: int | None = Field(None, ge=8, le=512)

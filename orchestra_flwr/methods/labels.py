@@ -61,20 +61,6 @@ def sees_labels(config: Config) -> bool:
     return plugin.needs_labels or config.labels.fraction is not None
 
 
-def check_labels(config: Config) -> None:
-    """Refuses `labels.fraction` with a method that cannot learn from some labels.
-
-    Raises:
-        ValueError: names the key, its value and what is allowed.
-    """
-    fraction = config.labels.fraction
-    if fraction is not None and not issubclass(config.method.plugin, LearnsLabels):
-        raise ValueError(
-            f"labels.fraction={fraction:g}: must be null with method={config.method.name}, "
-            "which cannot learn from partly labelled images"
-        )
-
-
 def classes_of(config: Config) -> Classes | None:
     """The classes that `method.classes` names, else as many as the data set has.
 

@@ -85,8 +85,6 @@ class MAE(OneBackbone):
     """
 
     class Settings(Section):
-        """Options under `method.` for method=mae."""
-
         mask_ratio: float = Field(0.75, gt=0, lt=1)  # of an image's patches
         decoder_depth: int = Field(4, ge=1, le=64)  # blocks
         augment: bool = False  # crops and flips, as the MAE paper; false: images as they are

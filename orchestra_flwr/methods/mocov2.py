@@ -57,8 +57,6 @@ class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
     """
 
     class Settings(Section):
-        """Options under `method.` for method=mocov2."""
-
         ema: float = Field(0.999, ge=0, lt=1)  # of the key encoder, a step
         temperature: float = Field(0.2, gt=0)
         queue: int = Field(4096, ge=1)  # keys; the paper's 65536 are a twentieth of its images
@@ -82,7 +80,6 @@ class MoCoV2(StartsRounds, KnowsChance, MomentumEncoder):
         return build_head(model, dim, dim, bias=True, last_norm=False)
 
     def start_round(self, received: Received) -> None:
-        """The queue begins empty."""
         self.queue.clear()
 
     def chance_losses(self, batch_size: int) -> dict[str, float]:

@@ -80,8 +80,6 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
     """
 
     class Settings(Section):
-        """Options under `method.` for method=orchestra."""
-
         ema: float = Field(0.996, ge=0, lt=1)
         temperature: float = Field(0.1, gt=0)
         rotation: bool = True  # predict rotations, against degenerate solutions (Table 6)

@@ -33,7 +33,6 @@ class RotPred(KnowsChance, Projecting):
         return {"rotation": math.log(4)}
 
     def loss(self, batch: Batch) -> Step:
-        """Cross-entropy of the rotation of each image."""
         (turns,) = batch.rotations
         assert turns is not None
         features, projections = self.embed(batch.views)

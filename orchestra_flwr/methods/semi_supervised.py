@@ -28,15 +28,11 @@ class Group:
 
     Images are compared within one class. Weights turn the mean over the batch into the sum of the
     means over unlabelled images, or over each class.
-
-    Attributes:
-        candidates: (B, B) bool, with which images an image is compared; None: with all.
-        weights: (B,) of the images; None: 1 each.
-        pair_weights: (B, B) of pairs of two different images, 0 on the diagonal; None: 1 each.
     """
 
-    candidates: Tensor | None = None
-    weights: Tensor | None = None
+    candidates: Tensor | None = None  # (B, B) bool, which images are compared; None: with all
+    weights: Tensor | None = None  # (B,) of the images; None: 1 each
+    # (B, B) of pairs of two different images, 0 on the diagonal; None: 1 each
     pair_weights: Tensor | None = None
 
 

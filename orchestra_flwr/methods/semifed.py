@@ -21,14 +21,11 @@ class SemiFed(PseudoLabelling):
     """Backbone and a linear classifier."""
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=semifed."""
-
         threshold: float = Field(0.95, ge=0, lt=1)  # of the probability of a pseudo-label
 
     settings: Settings
 
     def pseudo_labels(self, probabilities: Tensor) -> Tensor:
-        """The most probable classes, above the threshold."""
         return confident_classes(probabilities, self.settings.threshold)
 
     def loss(self, batch: Batch) -> Step:

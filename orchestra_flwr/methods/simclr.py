@@ -81,8 +81,6 @@ class SimCLR(BoundsInformation, KnowsChance, SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=simclr."""
-
         temperature: float = Field(0.1, gt=0)
         loss: Literal["nt_xent", "infonce"] = "nt_xent"
 

@@ -43,8 +43,6 @@ class SimSiam(SomeLabels):
     """Backbone, a three-layer projector and a predictor of two layers; a classifier with labels."""
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=simsiam."""
-
         # Width of the predictor's hidden layer; None: model.projector_hidden, or as published.
         predictor_hidden: int | None = Field(None, ge=1, le=2**17)
 

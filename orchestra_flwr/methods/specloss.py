@@ -28,8 +28,6 @@ class SpecLoss(Projecting):
     """Backbone, a two-layer projector and a linear layer."""
 
     class Settings(Section):
-        """Options under `method.` for method=specloss."""
-
         # Of the last layer; the Orchestra paper takes its G.
         outputs: int = Field(32, ge=2, le=2**17)
 
@@ -43,11 +41,9 @@ class SpecLoss(Projecting):
         self.clusters = nn.Linear(config.model.projector_dim, self.settings.outputs)
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
-        """Two layers."""
         return build_head(model, self.backbone.dim, model.projector_dim)
 
     def loss(self, batch: Batch) -> Step:
-        """The spectral loss of one step."""
         features, projections = self.embed(batch.views)
         first, second = (self.clusters(projection) for projection in projections)
         return Step(

@@ -56,8 +56,6 @@ class Spectral(SomeLabels):
     """Backbone and a two-layer projector; with labels also a linear classifier."""
 
     class Settings(LabelSettings):
-        """Options under `method.` for method=spectral."""
-
         norm: Norm = "ball"
 
     settings: Settings

@@ -30,7 +30,6 @@ class Supervised(KnowsChance, Classifying):
         return {"classification": math.log(self.classifier.out_features)}
 
     def loss(self, batch: Batch) -> Step:
-        """Cross-entropy of the classes."""
         assert batch.labels is not None
         feature = self.backbone(batch.views[0])
         if self._some_labels:

@@ -88,8 +88,6 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
     """
 
     class Settings(Section):
-        """Options under `method.` for method=swav."""
-
         # K; the paper's 3000 are three for each of its classes.
         prototypes: int = Field(30, ge=2, le=2**17)
         temperature: float = Field(0.1, gt=0)
@@ -118,7 +116,6 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
         return (WHOLE, WHOLE, *(LOCAL for _ in range(self.settings.local_crops)))
 
     def start_round(self, received: Received) -> None:
-        """The queue begins empty."""
         self.queue.clear()
 
     def chance_losses(self, batch_size: int) -> dict[str, float]:
@@ -126,7 +123,6 @@ class SwAV(StartsRounds, KnowsChance, Projecting):
         return {"clustering": math.log(self.settings.prototypes)}
 
     def loss(self, batch: Batch) -> Step:
-        """Swapped prediction of one step."""
         features, projections = self.embed(batch.views)
         cosines = [self.prototypes(projection) for projection in projections]
         assignments = [self._assigned(large) for large in cosines[:2]]

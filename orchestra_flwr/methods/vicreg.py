@@ -42,9 +42,7 @@ def covariance_loss(features: Tensor) -> Tensor:
 class VICReg(JointEmbedding):
     """Backbone and a three-layer projector (the paper's expander), equally wide in all layers."""
 
-    class Settings(Section):
-        """Options under `method.` for method=vicreg: the weights of equation 6."""
-
+    class Settings(Section):  # the weights of equation 6
         invariance: float = Field(25.0, ge=0)  # lambda
         variance: float = Field(25.0, ge=0)  # mu
         covariance: float = Field(1.0, ge=0)  # nu

@@ -338,11 +338,6 @@ def without_counters(network: nn.Module) -> Iterator[None]:
             norm.num_batches_tracked = counter
 
 
-def contains_batch_norm(network: nn.Module) -> bool:
-    """Whether any of a network's modules is a BatchNorm."""
-    return any(True for _ in _norms(network))
-
-
 def is_statistic(name: str) -> bool:
     """Whether a tensor of this name is a BatchNorm's running mean or variance."""
     return name.endswith((MEAN, VARIANCE))

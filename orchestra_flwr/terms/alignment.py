@@ -46,8 +46,6 @@ class Alignment(Term):
     """
 
     class Settings(Section):
-        """Options under `terms.alignment.`, beside the weight."""
-
         between: Between = "projector_projector"  # the client's features, and the received model's
 
     needs_received: ClassVar[bool] = True

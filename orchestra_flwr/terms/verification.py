@@ -70,8 +70,6 @@ class Verification(Term):
     """
 
     class Settings(Section):
-        """Options under `terms.verification.`, beside its weight."""
-
         hidden: int = Field(2048, ge=8, le=2**17)  # units of the head's hidden layer
         dim: int = Field(128, ge=2, le=2**17)  # of its outputs and of each row
         temperature: float = Field(1.0, gt=0)

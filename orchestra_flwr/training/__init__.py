@@ -6,12 +6,11 @@ from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.model_check import check_model
 from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
-from orchestra_flwr.training.warm_start import begins_trained, first_weights, starting_learner
+from orchestra_flwr.training.warm_start import first_weights, starting_learner
 
 __all__ = [
     "Learner",
     "LocalResult",
-    "begins_trained",
     "build_learner",
     "check_model",
     "client_threads",

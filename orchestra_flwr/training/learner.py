@@ -116,9 +116,11 @@ class Learner(nn.Module):
 
         BatchNorm's batch counters, integers that nothing reads, are left out.
         """
+        state: dict[str, Tensor] = self.state_dict(keep_vars=True)
+        tensors = {full_name(n): t for n, t in state.items() if n not in self._shared_with}
         return {
             name: tensor.detach()
-            for name, tensor in self._tensors().items()
+            for name, tensor in tensors.items()
             if tensor.is_floating_point() and self.role(name) is role
         }
 
@@ -188,11 +190,6 @@ class Learner(nn.Module):
 
     def _terms(self) -> list[Term]:
         return cast(list[Term], [*self.terms.values()])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state_dict(keep_vars=True)
-        own = ((n, tensor) for n, tensor in state.items() if n not in self._shared_with)
-        return {full_name(name): tensor for name, tensor in own}
 
     def _share(self) -> None:
         """Puts tensors of the trained backbone in place of other backbones' equal ones."""

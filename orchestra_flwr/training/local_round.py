@@ -8,7 +8,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import Config, TrainingConfig
 from orchestra_flwr.data import epoch_batches, local_epochs
-from orchestra_flwr.methods import Contributes, Method, Received, release_of, sees_labels
+from orchestra_flwr.methods import Contributes, Received, release_of, sees_labels
 from orchestra_flwr.models.batch_norm import without_counters
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.privacy.release import Contribution
@@ -68,7 +68,8 @@ def train_round(
     received = _received(received, learner.needs_received, images, labels, seed)
     learner.train()
     learner.start_round(received)
-    batch_of = _batch_maker(learner.method, images, labels, config, seed)
+    make = ViewsAhead if images.is_cuda else BatchMaker
+    batch_of = make(learner.method, images, labels, config, seed)
     step = LocalStep(learner, batch_of, config)
     train_step: Callable[[Tensor], None] = step
     if optimizer_state is not None:
@@ -108,7 +109,8 @@ def observe_round(
     labels = labels if sees_labels(config) else None
     learner.train()
     learner.start_round(_received(received, False, images, labels, seed), with_terms=False)
-    batch_of = _batch_maker(method, images, labels, config, seed)
+    make = ViewsAhead if images.is_cuda else BatchMaker
+    batch_of = make(method, images, labels, config, seed)
     for batches in _epochs(images, config.training, seed, epochs=1):
         for rows in batch_of.in_steps(batches):
             batch = batch_of(rows)
@@ -116,13 +118,6 @@ def observe_round(
                 with passes_in(config.training.precision, images.device.type):
                     method.observe(batch)
     return LocalResult({}, 0, _contribution(learner, images, config, seed, contribute))
-
-
-def _batch_maker(
-    method: Method, images: Tensor, labels: Tensor | None, config: Config, seed: ClientSeed
-) -> BatchMaker:
-    make = ViewsAhead if images.is_cuda else BatchMaker
-    return make(method, images, labels, config, seed)
 
 
 def _received(

@@ -34,7 +34,7 @@ from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.local_round import observe_round
 from orchestra_flwr.training.needed_memory import check_memory
 from orchestra_flwr.training.step import BatchMaker
-from orchestra_flwr.training.warm_start import begins_trained, first_weights, starting_learner
+from orchestra_flwr.training.warm_start import first_weights, starting_learner
 
 IMAGES = 4
 MOST_IMAGES = 256
@@ -78,20 +78,19 @@ def _named(choices: str) -> Iterator[None]:
 def _starting(config: Config, channels: int, begun: bool) -> Learner:
     learner = starting_learner(config, channels, begun=begun)
     _check_view_size(learner, config, channels)
-    if begins_trained(config) and not begun:
-        _check_first_weights(learner, config, channels)
+    if not begun and (source := first_weights(config)):
+        _check_first_weights(learner, source, config.data.image_size, channels)
     return learner
 
 
-def _check_first_weights(learner: Learner, config: Config, channels: int) -> None:
+def _check_first_weights(learner: Learner, source: str, size: int, channels: int) -> None:
     """Refuses weights of which the network makes no finite features, such as some of 1e20."""
-    size = config.data.image_size
     images = torch.linspace(-1, 1, IMAGES * channels * size**2).view(-1, channels, size, size)
     with torch.no_grad():
         for backbone in learner.eval().method.backbones().values():
             if not backbone(images).isfinite().all():
                 raise ConfigError(
-                    f"{first_weights(config)}: its features of an image are not finite: some of "
+                    f"{source}: its features of an image are not finite: some of "
                     "its weights are too large, or not finite"
                 )
 

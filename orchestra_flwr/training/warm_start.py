@@ -40,15 +40,10 @@ def starting_learner(config: Config, channels: int, *, begun: bool = False) -> L
     return build_learner(config, channels, load)
 
 
-def begins_trained(config: Config) -> bool:
-    """Whether a run begins with weights that were trained before rather than random ones."""
-    return config.init is not None or bool(config.model.first_weights)
-
-
-def first_weights(config: Config) -> str:
-    """What names the trained weights that a run begins with, as "<key>=<value>"."""
+def first_weights(config: Config) -> str | None:
+    """What names the trained weights that a run begins with, "<key>=<value>"; None: random ones."""
     sources = {"init": config.init, **config.model.first_weights}
-    return next(f"{key}={value}" for key, value in sources.items() if value is not None)
+    return next((f"{key}={value}" for key, value in sources.items() if value is not None), None)
 
 
 def initial_encoder(config: Config) -> Encoder | None:

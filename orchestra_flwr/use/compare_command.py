@@ -34,13 +34,7 @@ from orchestra_flwr.models.pretrained import pretrained_encoder
 from orchestra_flwr.reporting import check_place
 from orchestra_flwr.seeding import drawn, torch_generator
 from orchestra_flwr.square_image import fit_channels
-from orchestra_flwr.training import (
-    begins_trained,
-    first_weights,
-    resolve_device,
-    starting_learner,
-    torch_threads,
-)
+from orchestra_flwr.training import first_weights, resolve_device, starting_learner, torch_threads
 from orchestra_flwr.use.encoder_comparison import Accuracy, Comparison, compare
 from orchestra_flwr.use.image_embeddings import opened_images
 from orchestra_flwr.use.label_files import check_enough, known_labels, labels_by_folder, read_table
@@ -137,8 +131,8 @@ def _check_start(run: Path, config: Config, backbone: Backbone) -> None:
     """Refuses weights that have changed since the run began with them."""
     summary = run / "summary.json"
     start = read_json(summary).get("start_sha256") if summary.is_file() else None
-    if begins_trained(config) and start not in (None, tensors_sha256(backbone)):
-        source = first_weights(config)
+    source = first_weights(config)
+    if source and start not in (None, tensors_sha256(backbone)):
         raise ConfigError(f"before: must be given, the run began with other weights of {source}")
 
 

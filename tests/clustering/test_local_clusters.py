@@ -21,7 +21,8 @@ def planted(clusters: int, each: int, dim: int = 64, noise: float = 0.02):
 def test_recovers_planted_clusters_and_their_means():
     points, labels, _ = planted(8, 16)
     clustering = local_clustering(points, 8, generator())
-    pairs = set(zip(labels.tolist(), clustering.assignment.tolist(), strict=True))
+    nearest = (F.normalize(points, dim=1) @ clustering.centroids.T).argmax(dim=1)
+    pairs = set(zip(labels.tolist(), nearest.tolist(), strict=True))
     assert len(pairs) == 8  # a bijection
     unit = F.normalize(points, dim=1)
     for planted_label, cluster in pairs:
@@ -38,7 +39,6 @@ def test_every_cluster_has_its_share(n, clusters):
     assert clustering.sizes.sum() == n
     assert clustering.sizes.min() >= n // k and clustering.sizes.max() <= -(-n // k)
     torch.testing.assert_close(clustering.centroids.norm(dim=1), torch.ones(k))
-    assert torch.equal(clustering.sizes, clustering.assignment.bincount(minlength=k))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 15, 16, 17, 127, 128])
@@ -49,7 +49,6 @@ def test_no_cluster_is_smaller_than_k_min(n, k_min):
     k = min(8, n // k_min)
     assert clustering.centroids.shape == (k, 8) and clustering.sizes.shape == (k,)
     assert all(size >= k_min for size in clustering.sizes.tolist())
-    assert clustering.assignment.tolist().count(-1) == (0 if k else n)
 
 
 def test_k_min_changes_nothing_where_clusters_are_larger():

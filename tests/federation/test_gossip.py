@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from orchestra_flwr.federation.exchanges.cycle import Cycle
-from orchestra_flwr.federation.exchanges.random import Random, RandomSettings, is_connected
+from orchestra_flwr.federation.exchanges.random import Random, is_connected
 from orchestra_flwr.federation.exchanges.tree import Tree
 from orchestra_flwr.federation.gossip import (
     largest_factor,
@@ -13,7 +13,7 @@ from orchestra_flwr.federation.gossip import (
 
 
 def random_graph(count, edge, seed):
-    return Random.graph(RandomSettings(edge=edge, seed=seed), count)
+    return Random.graph(Random.Settings(edge=edge, seed=seed), count)
 
 
 GRAPHS = {

@@ -34,8 +34,6 @@ class Private(Clustering):
     """
 
     class Settings(Section):
-        """Options under `clustering.` for clustering=private."""
-
         local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L, at most
 
     takes_clean_features: ClassVar[bool] = True

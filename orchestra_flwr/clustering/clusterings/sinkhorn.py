@@ -19,8 +19,6 @@ class Sinkhorn(MemoryClustering):
     """
 
     class Settings(MemoryClustering.Settings):
-        """Options under `clustering.` for clustering=sinkhorn."""
-
         local_clusters: int = Field(8, ge=2, le=MAX_POINTS)  # the paper's L
 
     settings: Settings
@@ -37,7 +35,6 @@ class Sinkhorn(MemoryClustering):
 
     @classmethod
     def release(cls, config: Config) -> Release:
-        """At most L centroids."""
         rows = config.clustering.settings.local_clusters
         return Release(
             {LOCAL_CENTROIDS: (rows, config.model.projector_dim)},

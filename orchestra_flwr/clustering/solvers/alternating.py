@@ -19,7 +19,6 @@ class Alternating(Solver):
     """Sinkhorn plans and closed-form centroids in turn, with `clustering.damping`."""
 
     def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        """Moves the last round's centroids, damped."""
         return global_clustering(points, previous, generator, damping=self.damping)
 
 

@@ -22,7 +22,6 @@ class Gradient(Solver):
         return {"clustering.damping": "with clustering.solver=gradient"}
 
     def solve(self, points: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        """Runs gradient steps from the last round's centroids."""
         return gradient_clustering(points, previous, generator)
 
 

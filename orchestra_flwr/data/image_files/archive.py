@@ -6,7 +6,7 @@ import os
 import posixpath
 import stat
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any
 
 from orchestra_flwr import optional_formats
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.console.text import counted
+from orchestra_flwr.console.printable import printable
+from orchestra_flwr.console.text import counted, listed
 from orchestra_flwr.data.image_files.folder_walk import is_hidden, regular_files
-from orchestra_flwr.data.image_files.skipped_files import first_ones
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.square_image import FORMATS, MAX_BYTES, check_size
 
@@ -166,6 +166,11 @@ def _cure(suffixes: Sequence[str]) -> str:
     needing = sorted(NEED_LIBRARY.intersection(suffixes))
     install = f"{optional_formats.INSTALL} reads {', '.join(needing)}; else " if needing else ""
     return f"{install}convert them to JPEG"
+
+
+def first_ones(reasons: Iterable[tuple[str, str]]) -> str:
+    """For a warning: the first few of (path, reason), and how many more there are."""
+    return listed([f"{printable(path)}: {reason}" for path, reason in reasons], separator="; ")
 
 
 def wrong_root(root: Path, what: str, key: str = "data.root") -> ConfigError:

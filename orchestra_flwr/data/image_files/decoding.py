@@ -15,7 +15,7 @@ from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted
-from orchestra_flwr.data.image_files.skipped_files import first_ones
+from orchestra_flwr.data.image_files.archive import first_ones
 from orchestra_flwr.data.images import check_memory_for
 from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.optional_formats import missing_library
@@ -31,23 +31,16 @@ MEASURED = 100  # files whose size before resizing is looked at
 
 @dataclass(frozen=True)
 class Decoded:
-    """The result of decoding a list of files.
+    """The result of decoding a list of files."""
 
-    Attributes:
-        images: uint8, (n, 3, size, size), of the n files that could be read, in the list's order.
-        good: their n positions in the list.
-        broken: (name, reason) of the others, printable.
-        unread: names of those among them that may be readable later (:func:`any_readable`): their
-            content was never seen, such as that of files without permission to read, or their
-            format needs a library that is not installed.
-        shorter_side: the median over some files of the lesser of height and width, in pixels; None
-            without any.
-    """
-
-    images: Tensor
-    good: list[int]
-    broken: tuple[tuple[str, str], ...]
+    images: Tensor  # uint8, (n, 3, size, size), of the n that could be read, in the list's order
+    good: list[int]  # their n positions in the list
+    broken: tuple[tuple[str, str], ...]  # (name, reason) of the others, printable
+    # Names of those among them that may be readable later (:func:`any_readable`): their content
+    # was never seen, such as that of files without permission to read, or their format needs a
+    # library that is not installed
     unread: tuple[str, ...] = ()
+    # The median over some files of the lesser of height and width, in pixels; None without any
     shorter_side: int | None = None
 
 

@@ -15,17 +15,14 @@ EVEN_ALPHA = 1e9  # a draw is even to the last image from here on; larger values
 HELD_SHARE = 0.01  # of a client's images: what the paper's Table 4 counts as holding a class
 
 
-class _Settings(Section):
-    alpha: float = Field(0.1, gt=0)  # the smaller, the fewer classes a client holds
-
-
 class Dirichlet(Partition):
     """Clients of nearly equal size, each class spread by a Dirichlet draw over the clients.
 
     Section 6 and Table 4 of the Orchestra paper (https://arxiv.org/abs/2205.11506).
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        alpha: float = Field(0.1, gt=0)  # the smaller, the fewer classes a client holds
 
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
         """Cuts every class into runs in the order of its images; seed 0 is the published split."""

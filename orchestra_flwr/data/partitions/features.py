@@ -25,15 +25,6 @@ SEED = 20221021  # of PCA and k-means: groups belong to the images, whatever the
 BATCH = 256
 
 
-class _Settings(Section):
-    encoder: str | None = None  # a run folder or an encoder.safetensors; must be given
-    groups: int = Field(5, ge=2)
-    whiten: bool = True  # components of equal variance, as in the released code
-    deal: Literal["dirichlet", "prior_dirichlet", "skew"] = "dirichlet"  # spreads the groups
-    alpha: float = Field(0.1, gt=0)  # of the first two
-    beta: float = Field(0.1, ge=0, le=1)  # of the last one
-
-
 class Features(Partition):
     """Groups from k-means on an encoder's features, then spread as classes are.
 
@@ -41,7 +32,13 @@ class Features(Partition):
     groups that depend on them. From Dec-SSL (https://arxiv.org/abs/2210.10947), appendix C.2.
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        encoder: str | None = None  # a run folder or an encoder.safetensors; must be given
+        groups: int = Field(5, ge=2)
+        whiten: bool = True  # components of equal variance, as in the released code
+        deal: Literal["dirichlet", "prior_dirichlet", "skew"] = "dirichlet"  # spreads the groups
+        alpha: float = Field(0.1, gt=0)  # of the first two
+        beta: float = Field(0.1, ge=0, le=1)  # of the last one
 
     @classmethod
     def check(cls, config: Any) -> None:

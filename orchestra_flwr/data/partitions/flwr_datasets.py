@@ -23,11 +23,6 @@ UNFIT = {
 }
 
 
-class _Settings(Section):
-    partitioner: str = "IidPartitioner"  # the class in flwr_datasets.partitioner
-    options: dict[str, Any] = Field(default_factory=dict)  # arguments of the class
-
-
 class FlwrDatasets(Partition):
     """The split that a class of `flwr_datasets.partitioner` makes from the images' classes.
 
@@ -35,7 +30,10 @@ class FlwrDatasets(Partition):
     are in `partition.options`.
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        partitioner: str = "IidPartitioner"  # the class in flwr_datasets.partitioner
+        options: dict[str, Any] = Field(default_factory=dict)  # arguments of the class
+
     needs_labels = False
 
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:

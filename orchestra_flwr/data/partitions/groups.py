@@ -15,11 +15,6 @@ from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions.by_class import ByClass
 
 
-class _Settings(Section):
-    level: int = Field(1, ge=1)  # the folder that names the group: 1 the image's, 2 the next up
-    csv: str | None = None  # a table with the columns file (below data.root) and group, instead
-
-
 class Groups(ByClass):
     """A client holds all images of a group and has its name.
 
@@ -27,7 +22,10 @@ class Groups(ByClass):
     of one name are one session, whatever their class.
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        level: int = Field(1, ge=1)  # the folder that names the group: 1 the image's, 2 the next up
+        csv: str | None = None  # a table with the columns file (below data.root) and group, instead
+
     without_pixels = True
     rule: ClassVar[str] = "partition=groups has one client for each of the {} groups"
 

@@ -13,11 +13,6 @@ EVEN_ALPHA = 1e9  # a draw is the prior itself from here on; larger values overf
 MIN_ALPHA = 5e-324  # the smallest float: with 0, a draw has no shares
 
 
-class _Settings(Section):
-    # Multiplies the prior, so that it means the same for any number of classes.
-    alpha: float = Field(0.1, gt=0)
-
-
 class PriorDirichlet(Partition):
     """Each client draws class shares from Dirichlet(alpha * prior), then its images by them.
 
@@ -27,7 +22,9 @@ class PriorDirichlet(Partition):
     Visual Classification" (https://arxiv.org/abs/1909.06335).
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        # Multiplies the prior, so that it means the same for any number of classes.
+        alpha: float = Field(0.1, gt=0)
 
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
         """Draws client after client; later ones draw from the classes that still have images."""

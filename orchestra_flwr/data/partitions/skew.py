@@ -11,10 +11,6 @@ from orchestra_flwr.data.partitions import Indices, Partition
 from orchestra_flwr.seeding import numpy_generator
 
 
-class _Settings(Section):
-    beta: float = Field(0.1, ge=0, le=1)  # share of images that are of any class; 1: iid
-
-
 class Skew(Partition):
     """A share beta of each client's images is of any class, the rest of classes of its own.
 
@@ -24,7 +20,8 @@ class Skew(Partition):
     paper uses it (https://arxiv.org/abs/2210.10947).
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        beta: float = Field(0.1, ge=0, le=1)  # share of images that are of any class; 1: iid
 
     def split(self, labels: Tensor | None, count: int, clients: int, seed: int) -> list[Indices]:
         """Random images of each class, 1 - beta of it, are cut into runs in the classes' order."""

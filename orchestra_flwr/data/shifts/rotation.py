@@ -15,14 +15,6 @@ CHUNK = 1024  # images that are turned at once
 PADDING = {"black": "zeros", "reflect": "reflection"}  # as grid_sample calls them
 
 
-class _Settings(Section):
-    bins: int = Field(10, ge=1)  # equal parts of `range`
-    alpha: float = Field(0.1, gt=0)  # of a client's shares of bins: the smaller, the fewer bins
-    fixed: bool = False  # a bin stands for its least angle alone, not for any angle in it
-    range: float = Field(360.0, gt=0, le=360)  # degrees
-    fill: Literal["black", "reflect"] = "black"  # of corners; black ones betray the angle
-
-
 class Rotation(Shift):
     """Each image is turned once, by an angle that it keeps, from one of its client's bins.
 
@@ -32,7 +24,12 @@ class Rotation(Shift):
     orientations of Dec-SSL (https://arxiv.org/abs/2210.10947).
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        bins: int = Field(10, ge=1)  # equal parts of `range`
+        alpha: float = Field(0.1, gt=0)  # of a client's shares of bins: the smaller, the fewer bins
+        fixed: bool = False  # a bin stands for its least angle alone, not for any angle in it
+        range: float = Field(360.0, gt=0, le=360)  # degrees
+        fill: Literal["black", "reflect"] = "black"  # of corners; black ones betray the angle
 
     @classmethod
     def check(cls, config: Any) -> None:

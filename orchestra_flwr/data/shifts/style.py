@@ -30,11 +30,6 @@ BLUR_SIGMA = 2.0
 NOISE = 0.08  # deviation, of values from 0 to 1
 
 
-class _Settings(Section):
-    alpha: float = Field(0.1, gt=0)  # of a client's shares of the styles: the smaller, the fewer
-    folder: str | None = None  # <style>/<number>.png, copies of the training images; None: filters
-
-
 class Style(Shift):
     """Each image has one of its client's few styles, the same in every round.
 
@@ -44,7 +39,10 @@ class Style(Shift):
     public. With `folder` they are whatever its folders hold.
     """
 
-    Settings = _Settings
+    class Settings(Section):
+        alpha: float = Field(0.1, gt=0)  # of a client's shares of styles: the smaller, the fewer
+        # <style>/<number>.png, copies of the training images; None: filters
+        folder: str | None = None
 
     @classmethod
     def check(cls, config: Any) -> None:

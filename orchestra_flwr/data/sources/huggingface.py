@@ -23,25 +23,20 @@ logger = getLogger("orchestra_flwr.data")
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
-class HuggingFaceOptions(GroupOptions):
-    """Options under `data.` for data=huggingface; an unnamed column is the only one that fits."""
-
-    dataset: str | None = None  # of the hub, owner/name; or a folder
-    subset: str | None = None  # what the hub calls a configuration
-    revision: str | None = None  # a commit, branch or tag of the hub
-    train: str = "train"  # names of splits
-    test: str | None = None
-    image: str | None = None  # names of columns
-    label: str | None = None
-
-
 class HuggingFace(Source):
     """The images of `data.dataset`, whatever their sizes, colour modes and formats."""
 
-    Settings = HuggingFaceOptions
+    class Settings(GroupOptions):  # an unnamed column is the only one that fits
+        dataset: str | None = None  # of the hub, owner/name; or a folder
+        subset: str | None = None  # what the hub calls a configuration
+        revision: str | None = None  # a commit, branch or tag of the hub
+        train: str = "train"  # names of splits
+        test: str | None = None
+        image: str | None = None  # names of columns
+        label: str | None = None
 
     @classmethod
-    def label(cls, settings: HuggingFaceOptions) -> str:
+    def label(cls, settings: Settings) -> str:
         """The names of the data set and its subset."""
         parts = ["huggingface", Path(settings.dataset or "").name, settings.subset or ""]
         return "-".join(part for part in parts if part)
@@ -79,7 +74,7 @@ class HuggingFace(Source):
 class _Columns:
     """Which columns hold images, classes and groups."""
 
-    def __init__(self, split: Any, settings: HuggingFaceOptions) -> None:
+    def __init__(self, split: Any, settings: HuggingFace.Settings) -> None:
         from datasets import ClassLabel, Image
 
         features = split.features
@@ -130,7 +125,7 @@ class _Columns:
         return [] if column is None else list(split[column])
 
 
-def _splits(settings: HuggingFaceOptions) -> Mapping[str, Any]:
+def _splits(settings: HuggingFace.Settings) -> Mapping[str, Any]:
     """The splits by name."""
     import datasets
 

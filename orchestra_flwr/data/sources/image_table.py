@@ -20,15 +20,6 @@ logger = getLogger("orchestra_flwr.data")
 SEVERAL = ";"  # between the labels of one image
 
 
-class ImageTableOptions(FileOptions, GroupOptions):
-    """Options under `data.` for data=image_table."""
-
-    table: str | None = None  # of the training images, CSV
-    test_table: str | None = None
-    file: str = "file"  # names of columns
-    label: str | None = "label"
-
-
 @dataclass(frozen=True)
 class _Lines:
     """The images that a table lists."""
@@ -41,10 +32,14 @@ class _Lines:
 class ImageTable(Source):
     """The images below `data.root` that `data.table` lists; others are left out."""
 
-    Settings = ImageTableOptions
+    class Settings(FileOptions, GroupOptions):
+        table: str | None = None  # of the training images, CSV
+        test_table: str | None = None
+        file: str = "file"  # names of columns
+        label: str | None = "label"
 
     @classmethod
-    def label(cls, settings: ImageTableOptions) -> str:
+    def label(cls, settings: Settings) -> str:
         """The table's name, so that two tables have two labels."""
         return f"image_table-{PurePosixPath(settings.table).stem}" if settings.table else ""
 
@@ -101,7 +96,7 @@ class ImageTable(Source):
         )
 
 
-def _counted(key: str, path: str, options: ImageTableOptions) -> tuple[int, int]:
+def _counted(key: str, path: str, options: ImageTable.Settings) -> tuple[int, int]:
     """How many lines a table has, and how many of them have a label."""
     columns = [name.lower() for name in (options.file, options.label) if name]
     lines = [cells for _, (_, *cells) in read_table(key, path, columns)]
@@ -109,7 +104,7 @@ def _counted(key: str, path: str, options: ImageTableOptions) -> tuple[int, int]
 
 
 def _listed(
-    files: list[ImageFile], key: str, path: str, options: ImageTableOptions, group: str | None
+    files: list[ImageFile], key: str, path: str, options: ImageTable.Settings, group: str | None
 ) -> _Lines:
     """The lines of a table whose images exist; a warning counts the others."""
     named = {file.name: file for file in files}

@@ -20,10 +20,8 @@ class GeometricMedian(RobustAggregation):
     """
 
     class Settings(Section):
-        """`iterations`: at most so many; `smoothing`: the least that a distance counts (nu)."""
-
-        iterations: int = Field(100, ge=1)
-        smoothing: float = Field(1e-6, gt=0)
+        iterations: int = Field(100, ge=1)  # at most
+        smoothing: float = Field(1e-6, gt=0)  # the least that a distance counts (nu)
 
     settings: Settings
 

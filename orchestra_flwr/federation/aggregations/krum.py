@@ -14,9 +14,7 @@ class Krum(MultiKrum):
     """
 
     class Settings(Section):
-        """`attackers`: at most so many (their f)."""
-
-        attackers: int = Field(1, ge=1)
+        attackers: int = Field(1, ge=1)  # at most (their f)
 
         @property
         def chosen(self) -> int:

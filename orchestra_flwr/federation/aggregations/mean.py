@@ -27,7 +27,6 @@ class Mean(Aggregation):
         self._weight = 0.0
 
     def add(self, values: np.ndarray, weight: float) -> None:
-        """Adds it to the sum."""
         for part, total in _blocks(as_tensor(values), self._sum):
             total.add_(part.double(), alpha=weight)
         self._weight += weight

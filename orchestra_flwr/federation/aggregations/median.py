@@ -15,5 +15,4 @@ class Median(RobustAggregation):
     """
 
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """The medians."""
         return by_blocks(states, lambda block: np.median(block, axis=0, overwrite_input=True))

@@ -23,10 +23,8 @@ class MultiKrum(RobustAggregation):
     """
 
     class Settings(Section):
-        """`attackers`: at most so many (f); `chosen`: states in the mean (m), None: all but f."""
-
-        attackers: int = Field(1, ge=1)
-        chosen: int | None = Field(None, ge=1)
+        attackers: int = Field(1, ge=1)  # at most (f)
+        chosen: int | None = Field(None, ge=1)  # states in the mean (m); None: all but f
 
     settings: Settings
 

@@ -18,9 +18,7 @@ class TrimmedMean(RobustAggregation):
     """
 
     class Settings(Section):
-        """`trim`: the share of the clients that is left out at each end."""
-
-        trim: float = Field(0.2, gt=0, lt=0.5)
+        trim: float = Field(0.2, gt=0, lt=0.5)  # share of the clients left out at each end
 
     settings: Settings
 

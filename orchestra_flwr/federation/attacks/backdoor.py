@@ -20,8 +20,6 @@ class Backdoor(Attack):
     """
 
     class Settings(Section):
-        """Options."""
-
         share: float = Field(0.5, gt=0, le=1)  # share of an attacker's images that become copies
         patch: float = Field(0.25, gt=0, le=1)  # side of the patch as a share of the image's
         scale: float = Field(1.0, gt=0)  # factor of the update that is sent

@@ -12,16 +12,13 @@ class RandomWeights(Attack):
     """received + Gaussian noise, `scale` times as long as the attacker's own update."""
 
     class Settings(Section):
-        """`scale`: length of the noise, in units of the attacker's own update."""
-
-        scale: float = Field(10.0, gt=0)
+        scale: float = Field(10.0, gt=0)  # length, in units of the attacker's own update
 
     settings: Settings
 
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """The received state, moved in a random direction."""
         noise = torch.randn(len(received), generator=generator).numpy()
         length = np.linalg.norm(trained - received) / max(float(np.linalg.norm(noise)), 1e-12)
         return received + np.float32(self.settings.scale * length) * noise

@@ -16,14 +16,11 @@ class Scaled(Attack):
     """
 
     class Settings(Section):
-        """`scale`: factor of the update."""
-
-        scale: float = Field(10.0, gt=0)
+        scale: float = Field(10.0, gt=0)  # factor of the update
 
     settings: Settings
 
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """The received state, moved by `scale` times the update."""
         return times_update(self.settings.scale, received, trained)

@@ -16,14 +16,11 @@ class SignFlip(Attack):
     """
 
     class Settings(Section):
-        """`scale`: how far the attacker goes, in units of its own update."""
-
-        scale: float = Field(1.0, gt=0)
+        scale: float = Field(1.0, gt=0)  # how far it goes, in units of the attacker's own update
 
     settings: Settings
 
     def sent(
         self, received: np.ndarray, trained: np.ndarray, generator: torch.Generator
     ) -> np.ndarray:
-        """The received state, moved away from what was learned."""
         return times_update(-self.settings.scale, received, trained)

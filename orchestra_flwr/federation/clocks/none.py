@@ -19,5 +19,4 @@ class NoClock(Clock):
         return {f"federation.{key}": why for key in keys}
 
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
-        """None."""
         return None

@@ -17,19 +17,6 @@ MEGABIT = 125_000  # bytes
 MIN_SPEED = 1e-6  # of a speed: times stay finite
 
 
-class VirtualSettings(Section):
-    """Options under `clock.` for clock=virtual."""
-
-    devices: OptionalPathText = None  # a csv table; None: drawn from what follows
-    images_per_second: float = Field(100.0, ge=MIN_SPEED)
-    spread: float = Field(0.0, ge=0, le=5)  # standard deviation of the logarithm of the speed
-    down_mbit: float = Field(20.0, ge=MIN_SPEED)
-    up_mbit: float = Field(5.0, ge=MIN_SPEED)
-    slow: float = Field(0.0, ge=0, le=1)  # share of clients that are slow
-    slower: float = Field(10.0, ge=1, le=1e6)  # by this factor, in training and on the link
-    hours_away: float = Field(0.0, ge=0, lt=24)  # of each day, from an hour drawn for each client
-
-
 class _Row(Section):
     """A row of the table; units as above."""
 
@@ -53,8 +40,17 @@ class _Row(Section):
 class Virtual(Clock):
     """Seconds of a round follow from images, bytes and devices, not from this machine."""
 
-    Settings = VirtualSettings
-    settings: VirtualSettings
+    class Settings(Section):
+        devices: OptionalPathText = None  # a csv table; None: drawn from what follows
+        images_per_second: float = Field(100.0, ge=MIN_SPEED)
+        spread: float = Field(0.0, ge=0, le=5)  # standard deviation of the logarithm of the speed
+        down_mbit: float = Field(20.0, ge=MIN_SPEED)
+        up_mbit: float = Field(5.0, ge=MIN_SPEED)
+        slow: float = Field(0.0, ge=0, le=1)  # share of clients that are slow
+        slower: float = Field(10.0, ge=1, le=1e6)  # by this factor, in training and on the link
+        hours_away: float = Field(0.0, ge=0, lt=24)  # of each day, from an hour that is drawn
+
+    settings: Settings
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -70,7 +66,7 @@ class Virtual(Clock):
         """With a table, no device is drawn."""
         if config.clock.settings.devices is None:
             return {}
-        drawn = (name for name in VirtualSettings.model_fields if name != "devices")
+        drawn = (name for name in cls.Settings.model_fields if name != "devices")
         return {f"clock.{name}": "with clock.devices" for name in drawn}
 
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.federation.engines import Engine, Serve
-from orchestra_flwr.federation.engines.inline import InlineEngine, InlineSettings
-from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError, RaySettings
+from orchestra_flwr.federation.engines.inline import InlineEngine
+from orchestra_flwr.federation.engines.ray import RayEngine, RayIsMissingError
 from orchestra_flwr.federation.engines.resources import against_one_gpu
 from orchestra_flwr.training import cores_for_clients
 
@@ -24,13 +24,11 @@ class AutoEngine(Engine):
     and must start. The results are the same bits either way.
     """
 
-    Settings = RaySettings
+    Settings = RayEngine.Settings
 
-    settings: RaySettings
-
-    def __init__(self, settings: RaySettings, config: Config) -> None:
+    def __init__(self, settings: RayEngine.Settings, config: Config) -> None:
         super().__init__(settings, config)
-        self._may_choose = settings == RaySettings()
+        self._may_choose = settings == self.Settings()
         reason = self._reason_against_ray() if self._may_choose else None
         self.chosen: Engine = RayEngine(settings, config, tries=1 if self._may_choose else 2)
         self.chosen.is_over = self.is_over
@@ -39,20 +37,16 @@ class AutoEngine(Engine):
         self.starts_immediately = self.chosen.starts_immediately
 
     @classmethod
-    def is_remote(cls, settings: RaySettings) -> bool:
-        """Whether a cluster was joined."""
+    def is_remote(cls, settings: RayEngine.Settings) -> bool:
         return RayEngine.is_remote(settings)
 
     def check_resources(self) -> None:
-        """Those of the chosen engine."""
         self.chosen.check_resources()
 
     def begin(self) -> None:
-        """Begins the chosen engine's start."""
         self.chosen.begin()
 
     def end(self) -> None:
-        """Ends what was begun."""
         self.chosen.end()
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:
@@ -70,7 +64,7 @@ class AutoEngine(Engine):
         return self.chosen.run(serve, clients)
 
     def _choose_inline(self, reason: str) -> str:
-        self.chosen = InlineEngine(InlineSettings(), self.config)
+        self.chosen = InlineEngine(InlineEngine.Settings(), self.config)
         self.chosen.is_over = self.is_over
         return f"engine=inline was chosen: {reason}"
 

@@ -75,22 +75,17 @@ class InlineGrid(OneRunGrid):
     push_messages = pull_messages = OneRunGrid._refuse  # replies come at once
 
 
-class InlineSettings(Section):
-    """Options under `engine.` for engine=inline."""
-
-    side_by_side: int = Field(1, ge=1)
-
-
 class InlineEngine(Engine):
     """The grid above, with the ClientApp of simulations."""
 
-    Settings = InlineSettings
+    class Settings(Section):
+        side_by_side: int = Field(1, ge=1)
+
     starts_immediately = True
 
-    settings: InlineSettings
+    settings: Settings
 
     def check_resources(self) -> None:
-        """Refuses a device that is not there."""
         resolve_device(self.config.device)
 
     def run(self, serve: Serve, clients: int) -> dict[str, Any]:

@@ -44,23 +44,6 @@ AHEAD = 2  # messages in flight beyond one per worker: keeps all busy, and bound
 MAX_NODES = 100  # of Flower, which polls for messages to each of them ten times a second
 
 
-class RaySettings(Section):
-    """Options under `engine.` for engine=ray."""
-
-    workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
-    gpus_per_client: float | None = Field(None, ge=0)  # None: by the memory that a client needs
-    address: str | None = Field(None, min_length=1)  # of a cluster to join; None: this machine
-
-    @model_validator(mode="after")
-    def _a_cluster_has_its_own_workers(self) -> Self:
-        if self.address is not None and self.workers is not None:
-            raise ValueError(
-                f"engine.workers={self.workers}: must not be given with engine.address, "
-                "the cluster's resources say how many clients it trains"
-            )
-        return self
-
-
 class RayIsMissingError(FederationError):
     """Ray did not start, and nothing was begun; `reason` is Ray's own line."""
 
@@ -80,17 +63,29 @@ class RayEngine(Engine):
         tries: how often to try to start Ray; on a busy machine the first try may fail.
     """
 
-    Settings = RaySettings
+    class Settings(Section):
+        workers: int | None = Field(None, ge=1)  # None: as many as the resources hold
+        gpus_per_client: float | None = Field(None, ge=0)  # None: by the memory that a client needs
+        address: str | None = Field(None, min_length=1)  # of a cluster to join; None: this machine
 
-    settings: RaySettings
+        @model_validator(mode="after")
+        def _a_cluster_has_its_own_workers(self) -> Self:
+            if self.address is not None and self.workers is not None:
+                raise ValueError(
+                    f"engine.workers={self.workers}: must not be given with engine.address, "
+                    "the cluster's resources say how many clients it trains"
+                )
+            return self
+
+    settings: Settings
     _start: RayStart | None = None
 
-    def __init__(self, settings: RaySettings, config: Config, *, tries: int = 2) -> None:
+    def __init__(self, settings: Settings, config: Config, *, tries: int = 2) -> None:
         super().__init__(settings, config)
         self._tries = tries
 
     @classmethod
-    def is_remote(cls, settings: RaySettings) -> bool:
+    def is_remote(cls, settings: Settings) -> bool:
         """Whether a cluster was joined."""
         return settings.address is not None
 

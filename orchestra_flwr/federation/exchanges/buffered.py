@@ -23,13 +23,6 @@ from orchestra_flwr.seeding import numpy_generator
 FIRST = -1  # the version of round 0, which trains nothing
 
 
-class BufferedSettings(Section):
-    """Options under `exchange.` for exchange=buffered."""
-
-    buffer: int = Field(3, ge=1)  # results in each update of the model
-    replay: OptionalPathText = None  # a run whose order of arrivals is repeated; None: the clock's
-
-
 class Buffered(Asynchronous, Exchange):
     """A round is an update of the model by the next results, however old their models are.
 
@@ -39,13 +32,17 @@ class Buffered(Asynchronous, Exchange):
     it was sent; that is enough, since simulated work is done only when its result is due.
     """
 
-    Settings = BufferedSettings
+    class Settings(Section):
+        buffer: int = Field(3, ge=1)  # results in each update of the model
+        # A run whose order of arrivals is repeated; None: the clock's
+        replay: OptionalPathText = None
+
     one_average: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
 
-    settings: BufferedSettings
+    settings: Settings
 
-    def __init__(self, settings: BufferedSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._at_work: dict[str, list[float]] = {}  # version and end, by client
         self._sent: dict[str, np.ndarray] = {}  # arrays of models: <version>/<array>
@@ -147,11 +144,9 @@ class Buffered(Asynchronous, Exchange):
         return self._arrived
 
     def results(self, size: int) -> int:
-        """The buffer, or all clients at work if these are fewer."""
         return min(self.settings.buffer, size)
 
     def recorded(self, round_: int) -> list[str] | None:
-        """From the record of `exchange.replay`."""
         if self.settings.replay is None:
             return None
         return [client for client, _ in self._record().get(round_, ())]
@@ -183,7 +178,6 @@ class Buffered(Asynchronous, Exchange):
         return {"at_work": self._at_work, "sent": dict(self._sent)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state` returned."""
         self._at_work = dict(state.get("at_work", {}))
         self._sent = dict(state.get("sent", {}))
 

@@ -34,16 +34,6 @@ UPDATES = 1 << 25  # values of all clients' updates together, float16, until cli
 CLIENTS = 100  # assumed while their number is not known
 
 
-class ClustersSettings(Section):
-    """Options under `exchange.` for exchange=clusters."""
-
-    clusters: int = Field(2, ge=1)
-    assign: Literal["alignment", "loss", "fixed"] = "alignment"
-    start: Literal["grouped", "random", "same"] = "grouped"
-    warm_rounds: int = Field(5, ge=1)  # of one model, before clients are grouped
-    min_members: int = Field(1, ge=1)  # fewest results that change a model
-
-
 class Clusters(Exchange):
     """Each client is sent all models, trains one, and sends it back with its name.
 
@@ -52,11 +42,16 @@ class Clusters(Exchange):
     trained stays as it is.
     """
 
-    Settings = ClustersSettings
+    class Settings(Section):
+        clusters: int = Field(2, ge=1)
+        assign: Literal["alignment", "loss", "fixed"] = "alignment"
+        start: Literal["grouped", "random", "same"] = "grouped"
+        warm_rounds: int = Field(5, ge=1)  # of one model, before clients are grouped
+        min_members: int = Field(1, ge=1)  # fewest results that change a model
 
-    settings: ClustersSettings
+    settings: Settings
 
-    def __init__(self, settings: ClustersSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._names = tuple(f"cluster-{number}" for number in range(settings.clusters))
         self._aligns = settings.assign == "alignment" and settings.clusters > 1
@@ -71,7 +66,7 @@ class Clusters(Exchange):
     @classmethod
     def unread(cls, config: Config) -> dict[str, str]:
         """One model leaves no choice; warm rounds only come before clients are grouped."""
-        settings: ClustersSettings = config.exchange.settings
+        settings: Clusters.Settings = config.exchange.settings
         if settings.clusters == 1:
             keys = ("assign", "start", "warm_rounds")
             return {f"exchange.{key}": "with exchange.clusters=1" for key in keys}
@@ -82,7 +77,7 @@ class Clusters(Exchange):
     def check(cls, config: Config) -> None:
         """Refuses too few clients, several first server states, and norms without statistics."""
         super().check(config)
-        settings: ClustersSettings = config.exchange.settings
+        settings: Clusters.Settings = config.exchange.settings
         clients, needed = config.federation.clients, settings.clusters * settings.min_members
         if needed > clients:
             raise ValueError(
@@ -106,7 +101,6 @@ class Clusters(Exchange):
             )
 
     def models(self, clients: Sequence[str]) -> tuple[str, ...]:
-        """One model for each cluster."""
         if clients:
             self._width = UPDATES // len(clients)
         return self._names
@@ -195,7 +189,6 @@ class Clusters(Exchange):
         return {name: float(members.count(n)) for n, name in enumerate(self._names)}
 
     def model_of(self, client: str) -> str | None:
-        """That of its cluster."""
         number = None if self._warm else self._assigned.get(client)
         return None if number is None else self._names[number]
 
@@ -232,7 +225,10 @@ class Clusters(Exchange):
             return min(offer.names, key=lambda name: _mean_loss(offer, name))
         if not offer.kept:
             return offer.names[0]
-        features = _backbone_features(offer)
+        state = offer.learner.state(Role.SHARED)
+        for name, tensor in offer.kept.items():
+            state[name].copy_(tensor)
+        features = _features(offer)  # of the client's own last model
         return min(offer.names, key=lambda name: _distance(offer, name, features))
 
     def keep(self, learner: Learner) -> Mapping[str, Tensor]:
@@ -243,15 +239,8 @@ class Clusters(Exchange):
         return {name: tensor for name, tensor in shared.items() if name.startswith(BACKBONE)}
 
 
-def _backbone_features(offer: Offer) -> Tensor:
-    """(n, dim) features of the client's own last model."""
-    state = offer.learner.state(Role.SHARED)
-    for name, tensor in offer.kept.items():
-        state[name].copy_(tensor)
-    return _features(offer)
-
-
 def _features(offer: Offer) -> Tensor:
+    """(n, dim) features of the client's images by the model in the learner."""
     backbone = offer.learner.method.get_submodule("backbone")
     by, batch_size = offer.config.data.normalise, offer.config.training.batch_size
     return extract_features(backbone, offer.images, batch_size, by=by)

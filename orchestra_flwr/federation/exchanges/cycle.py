@@ -12,6 +12,5 @@ class Cycle(Gossip):
 
     @classmethod
     def graph(cls, settings: Any, count: int) -> np.ndarray:
-        """Node i beside i + 1 and i - 1."""
         nodes = np.arange(count)
         return edges_to_graph(count, nodes, (nodes + 1) % count)

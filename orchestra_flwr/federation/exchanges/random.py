@@ -3,27 +3,21 @@
 import numpy as np
 from pydantic import Field
 
-from orchestra_flwr.federation.gossip import Gossip, GossipSettings, edges_to_graph
+from orchestra_flwr.federation.gossip import Gossip, edges_to_graph
 from orchestra_flwr.seeding import numpy_generator
 
 DRAWS = 1000  # of a graph, until one is connected
 
 
-class RandomSettings(GossipSettings):
-    """Options under `exchange.` for exchange=random."""
-
-    edge: float = Field(0.7, gt=0, le=1)  # probability of each edge
-    seed: int = Field(0, ge=0)  # of the graph
-
-
 class Random(Gossip):
     """Any two nodes are neighbours with the same probability; drawn once, and connected."""
 
-    Settings = RandomSettings
+    class Settings(Gossip.Settings):
+        edge: float = Field(0.7, gt=0, le=1)  # probability of each edge
+        seed: int = Field(0, ge=0)  # of the graph
 
     @classmethod
-    def graph(cls, settings: RandomSettings, count: int) -> np.ndarray:
-        """Drawn anew until it is connected."""
+    def graph(cls, settings: Settings, count: int) -> np.ndarray:
         generator = numpy_generator(settings.seed, "graph")
         ones, others = np.triu_indices(count, 1)
         for _ in range(DRAWS):

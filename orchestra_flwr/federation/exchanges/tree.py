@@ -12,6 +12,5 @@ class Tree(Gossip):
 
     @classmethod
     def graph(cls, settings: Any, count: int) -> np.ndarray:
-        """Numbered as a heap."""
         nodes = np.arange(1, count)
         return edges_to_graph(count, nodes, (nodes - 1) // 2)

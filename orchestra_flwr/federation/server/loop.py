@@ -61,7 +61,7 @@ from orchestra_flwr.reporting.folder_record import FolderRecord
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import early_round, losses_at_chance, run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
-from orchestra_flwr.training import begins_trained, cores_for_clients
+from orchestra_flwr.training import cores_for_clients, first_weights
 from orchestra_flwr.training.process_memory import used_memory
 
 
@@ -270,16 +270,16 @@ class FederationRun:
 
     def _after(self, position: Position, report: RoundReport, round_: Round) -> Position:
         """The position, with what is remembered of the round that has just ended."""
-        exchange, best = self.federation.exchange.state(), self.best.position()
-        position = replace(position, exchange=exchange, best=best)
+        state = self.federation.exchange.state()
+        remembered: dict[str, Any] = {"exchange": state, "best": self.best.position()}
         if self.timeline:
-            position = replace(position, clock=self.timeline.state())
+            remembered["clock"] = self.timeline.state()
         if not self.members.is_simulated:  # simulated clients' own records are this run's
             last_used = report.last_used(position.last_used, position.round, round_.versions)
-            position = replace(position, last_used=last_used)
+            remembered["last_used"] = last_used
         elif self.federation.frozen:
-            position = replace(position, holders=sorted(self.members.holders))
-        return position
+            remembered["holders"] = sorted(self.members.holders)
+        return replace(position, **remembered)
 
     def _share(self, number: int) -> None:
         """Sends the clients the encoder after a round, where that is asked for."""
@@ -313,7 +313,7 @@ class FederationRun:
             record["virtual_seconds"] = self.timeline.now
         if position.drawn or self.privacy.is_accounted:
             record["privacy"] = self.privacy.metrics(position.drawn)
-        if not round_.number and begins_trained(self.config):
+        if not round_.number and first_weights(self.config):
             record["start_sha256"] = tensors_sha256(self._kept_backbone()[1])
         return record
 

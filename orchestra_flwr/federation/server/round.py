@@ -55,6 +55,10 @@ class Round:
         """Whether clients train in it."""
         return self.number > 0
 
+    def began_with(self, client: str) -> int:
+        """The round whose model a client began with."""
+        return self.versions.get(client, self.number - 1)
+
     def counted(self, images: int) -> int:
         """How many of a client's images count in a mean."""
         return images if self.max_counted_images is None else min(images, self.max_counted_images)

@@ -19,7 +19,7 @@ from orchestra_flwr.federation.server.named_models import Models
 from orchestra_flwr.methods import ordered_backbones
 from orchestra_flwr.models import Backbone, Encoder, save_encoder
 from orchestra_flwr.reporting import RunFolder
-from orchestra_flwr.training import Learner, begins_trained
+from orchestra_flwr.training import Learner, first_weights
 
 BEST = "best/"  # prefix of the best encoder's tensors in a checkpoint
 BY_LABELS = ("knn", "linear")
@@ -165,7 +165,7 @@ class BestEncoder:
         evaluation = evaluator.config.evaluation
         self._by = evaluation.best_by
         self._is_last = evaluation.keep == "last"
-        self._start_counts = self._by in BY_LABELS or begins_trained(evaluator.config)
+        self._start_counts = self._by in BY_LABELS or bool(first_weights(evaluator.config))
         self._evaluator = evaluator
         self._tensors: dict[str, Tensor] = {}
         self.round: int | None = None  # after which it was taken; None: no round was scored yet

@@ -66,27 +66,22 @@ def round_record(round_: Round, report: RoundReport, scores: Scores | None) -> d
     return record
 
 
-def usual_batch(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
-    """Images of a batch of a client that has as many as the last round's clients on average."""
-    return _usual_batches(config, records[-1])[0]
-
-
 def chance_losses(
     config: Config, method: Method, records: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, float]:
     """By the names of a method's losses, their values where nothing was learned, if it has some."""
     if not (isinstance(method, KnowsChance) and records):
         return {}
-    return method.chance_losses(usual_batch(config, records))
+    return method.chance_losses(usual_batches(config, records[-1])[0])
 
 
 def usual_steps(config: Config, records: Sequence[Mapping[str, Any]]) -> int:
     """Steps of training behind the model: those of an average client, of all rounds together."""
-    trained = [_usual_batches(config, r) for r in records if r["round"] and r["clients"]["ok"]]
+    trained = [usual_batches(config, r) for r in records if r["round"] and r["clients"]["ok"]]
     return sum(local_epochs(config.training, sum(sizes)) * len(sizes) for sizes in trained)
 
 
-def _usual_batches(config: Config, record: Mapping[str, Any]) -> list[int]:
+def usual_batches(config: Config, record: Mapping[str, Any]) -> list[int]:
     """Sizes of the batches of a client with as many images as the round's clients on average."""
     training, clients = config.training, record["clients"]
     images = clients["examples"] // max(1, clients["ok"])

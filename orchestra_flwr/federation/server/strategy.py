@@ -249,7 +249,7 @@ class OrchestraStrategy(Strategy):
             "client": client,
             "config": self._config.to_json(),
             "schema": self._schemas.fingerprint,
-            "round": self.round.versions.get(client, self.round.number - 1) + 1,
+            "round": self.round.began_with(client) + 1,
         }
         # One copy of the arrays for the whole cohort; a client takes its message apart.
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(task)})
@@ -297,9 +297,9 @@ class OrchestraStrategy(Strategy):
 
     def _received(self, client: str, update: StageUpdate) -> Callable[[str], np.ndarray]:
         """A function that makes the (size,) state that a client received."""
-        latest = self.round.number - 1
-        version = self.round.versions.get(client, latest)
-        return update.as_received if version == latest else lambda model: self._older(version)
+        version = self.round.began_with(client)
+        latest = version == self.round.number - 1
+        return update.as_received if latest else lambda model: self._older(version)
 
     def _older(self, version: int) -> np.ndarray:
         """(size,) state with which results of this stage began, decoded once."""
@@ -312,13 +312,13 @@ class OrchestraStrategy(Strategy):
 
     def _refreshed(self, client: str, reply: Reply, update: StageUpdate) -> Reply:
         """Converts a reply to an older model into one to the current model."""
-        latest = self.round.number - 1
-        version = self.round.versions.get(client, latest)
-        if version == latest or reply.shared is None:
+        version = self.round.began_with(client)
+        staleness = self.round.number - 1 - version
+        if not staleness or reply.shared is None:
             return reply
         began, now = self._older(version), update.as_received(reply.model)
         spans = self._models.trained_spans
-        return replace(reply, shared=refreshed(reply.shared, began, now, spans, latest - version))
+        return replace(reply, shared=refreshed(reply.shared, began, now, spans, staleness))
 
     def _plausibility(self, update: StageUpdate) -> Plausibility:
         """For the replies of the stage. With a clip, which bounds all updates, nothing is refused:

@@ -137,8 +137,6 @@ class AdaptiveOptimizer(ElementwiseOptimizer):
     """
 
     class Settings(Section):
-        """Options that all adaptive optimizers have."""
-
         lr: float = Field(0.01, gt=0)
         beta1: float = Field(0.9, ge=0, lt=1)
         # The paper's tau: the larger, the less adaptive. The square of a far larger one overflows.

@@ -15,13 +15,8 @@ class Adagrad(AdaptiveOptimizer):
     """
 
     class Settings(AdaptiveOptimizer.Settings):
-        """Options."""
-
         lr: float = Field(0.1, gt=0)
         beta1: float = Field(0.0, ge=0, lt=1)
 
-    settings: Settings
-
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
-        """v = v + Delta^2."""
         second += square

@@ -16,5 +16,4 @@ class Mean(ServerOptimizer):
     needs_before = False
 
     def step(self, before: np.ndarray, mean: np.ndarray, trained: Sequence[slice]) -> np.ndarray:
-        """As :meth:`ServerOptimizer.step`: `mean`, the same array."""
         return mean

@@ -15,20 +15,16 @@ class Momentum(ElementwiseOptimizer):
     float32; it moves BatchNorm statistics too, which here take the mean.
     """
 
-    class Settings(Section):
-        """Options; the defaults are FedAvgM's of Reddi et al. (2021)."""
-
+    class Settings(Section):  # the defaults are FedAvgM's of Reddi et al. (2021)
         lr: float = Field(1.0, gt=0)
         momentum: float = Field(0.9, ge=0, lt=1)
 
     settings: Settings
 
     def initial_moments(self) -> dict[str, float]:
-        """The momentum."""
         return {"momentum": 0.0}
 
     def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:
-        """lr * m, with m = momentum m + Delta."""
         momentum = moments["momentum"]
         momentum *= self.settings.momentum
         momentum += update

@@ -15,12 +15,9 @@ class Yogi(AdaptiveOptimizer):
     """
 
     class Settings(AdaptiveOptimizer.Settings):
-        """Options."""
-
         beta2: float = Field(0.99, ge=0, lt=1)
 
     settings: Settings
 
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
-        """v = v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
         second -= (1 - self.settings.beta2) * square * np.sign(second - square)

@@ -10,7 +10,7 @@ from orchestra_flwr.config import Config, Normalisation
 from orchestra_flwr.data import SIMCLR, UNLABELLED
 from orchestra_flwr.methods import LearnsLabels, Received, StartsRounds, sees_labels
 from orchestra_flwr.methods.families.one_backbone import OneBackbone, Projecting
-from orchestra_flwr.methods.labels import LabelSettings, required_classes
+from orchestra_flwr.methods.labels import required_classes
 from orchestra_flwr.models import BatchNormPolicy, check_statistics, extract_features
 
 
@@ -47,8 +47,6 @@ class Classifying(LearnsLabels, OneBackbone):
     """
 
     needs_labels = True
-
-    settings: LabelSettings
 
     def __init__(self, config: Config, channels: int) -> None:
         super().__init__(config, channels)

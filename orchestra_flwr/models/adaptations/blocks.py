@@ -15,8 +15,6 @@ class Blocks(Adaptation):
     """
 
     class Settings(Section):
-        """Options under `adaptation.` for adaptation=blocks."""
-
         last: int = Field(1, ge=1)  # blocks that are trained, with the final norm
 
     settings: Settings

@@ -8,5 +8,4 @@ class Full(Adaptation):
     """Nothing is frozen."""
 
     def trained(self, backbone: Backbone) -> set[str]:
-        """All names."""
         return {*backbone.state_dict()}

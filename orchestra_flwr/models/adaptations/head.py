@@ -11,5 +11,4 @@ class Head(Adaptation):
     """
 
     def trained(self, backbone: Backbone) -> set[str]:
-        """None."""
         return set()

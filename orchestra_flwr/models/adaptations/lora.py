@@ -32,8 +32,6 @@ class LoRA(Adaptation):
     """
 
     class Settings(Section):
-        """Options under `adaptation.` for adaptation=lora."""
-
         rank: int = Field(8, ge=1, le=4096)
         alpha: float = Field(16, gt=0)  # the change is scaled by alpha / rank
         # Last parts of layers' names; None: queries, keys and values, or all layers without these.
@@ -48,28 +46,20 @@ class LoRA(Adaptation):
         require("adaptation=lora", "timm", "peft")
         if not config.adaptation.settings.alternate:
             return
-        if config.server_optimizer.name != "mean":
-            raise ValueError(
-                "adaptation.alternate=true: must be false with "
-                f"server_optimizer={config.server_optimizer.name}, which moves both halves"
-            )
-        if config.training.optimizer_state == "keep":
-            raise ValueError(
-                "adaptation.alternate=true: must be false with training.optimizer_state=keep, "
-                "because the halves have different gradients"
-            )
-        if config.merging.plugin.remembers:
-            raise ValueError(
-                "adaptation.alternate=true: must be false with "
-                f"merging={config.merging.name}, whose clients have halves of their own"
-            )
-        exchange = config.exchange.plugin
-        if exchange.averages or not exchange.synchronous:
-            halves = "halves of their own" if exchange.averages else "different halves in a round"
-            raise ValueError(
-                "adaptation.alternate=true: must be false with "
-                f"exchange={config.exchange.name}, whose nodes have {halves}"
-            )
+        optimizer, merging, exchange = config.server_optimizer, config.merging, config.exchange
+        own, different = "have halves of their own", "have different halves in a round"
+        refused = {
+            f"server_optimizer={optimizer.name}, which moves both halves": optimizer.name != "mean",
+            "training.optimizer_state=keep, because the halves have different gradients": (
+                config.training.optimizer_state == "keep"
+            ),
+            f"merging={merging.name}, whose clients {own}": merging.plugin.remembers,
+            f"exchange={exchange.name}, whose nodes {own}": exchange.plugin.averages,
+            f"exchange={exchange.name}, whose nodes {different}": not exchange.plugin.synchronous,
+        }
+        for choice, is_refused in refused.items():
+            if is_refused:
+                raise ValueError(f"adaptation.alternate=true: must be false with {choice}")
 
     def prepare(self, backbone: Backbone) -> None:
         """Puts A and B beside the chosen layers.
@@ -103,7 +93,6 @@ class LoRA(Adaptation):
         _add_bias_apart(backbone, False)
 
     def trained(self, backbone: Backbone) -> set[str]:
-        """All that was added."""
         return {name for name in backbone.state_dict() if ADAPTER in name}
 
     def _chosen(self, backbone: Backbone) -> list[str]:

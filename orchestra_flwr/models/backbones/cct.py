@@ -31,8 +31,6 @@ class CCT(Backbone):
     """
 
     class Settings(Section):
-        """Options under `model.` for model=cct."""
-
         layers: int = Field(4, ge=1, le=64)  # of the transformer
         heads: int = Field(2, ge=1, le=64)  # of attention in each; they divide the width
         convolutions: int = Field(2, ge=1, le=4)  # each halves height and width of the image

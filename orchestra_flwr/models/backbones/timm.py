@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError, ModelConfig, Section
 from orchestra_flwr.extras import log_the_hub_once, require
 from orchestra_flwr.models.backbones import Backbone, TrainedOn, groups_of
-from orchestra_flwr.models.batch_norm import contains_batch_norm
+from orchestra_flwr.models.batch_norm import statistics_of
 from orchestra_flwr.models.features import evaluation_mode
 from orchestra_flwr.models.normalisation import nearest_normalisation
 from orchestra_flwr.seeding import seeded
@@ -40,8 +40,6 @@ class Timm(Backbone):
     """
 
     class Settings(Section):
-        """Options under `model.` for model=timm."""
-
         timm: str = "mobilenetv3_small_100"  # of `timm.list_models()`, with a tag or without
         weights: str | None = None  # "pretrained", or a file; None: random ones
         image_size: int = Field(32, ge=8, le=MAX_SIZE)  # height and width of the images, in pixels
@@ -275,4 +273,4 @@ def _has_batch_norm(name: str, image_size: int) -> bool:
         model = _seeded(settings, 3)
     except (AssertionError, ValueError) as error:
         raise _unfit(settings, error) from error
-    return contains_batch_norm(model)
+    return next(statistics_of(model), None) is not None

@@ -31,8 +31,6 @@ class ViTTiny(Backbone):
     """
 
     class Settings(Section):
-        """Options under `model.` for model=vit_tiny."""
-
         image_size: int = Field(32, ge=8, le=512)  # of the images, for their patches' positions
         patch: int = Field(2, ge=1, le=512)  # height and width of a patch in pixels
         depth: int = Field(12, ge=1, le=64)  # blocks

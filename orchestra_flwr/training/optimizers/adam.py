@@ -21,8 +21,6 @@ class Adam(Optimizer):
     """A step moves a weight by `lr` times its mean gradient over its root mean square gradient."""
 
     class Settings(Section):
-        """Options under `optimizer.` for optimizer=adam."""
-
         betas: tuple[Decay, Decay] = (0.9, 0.999)  # of the running means of gradients and squares
         epsilon: float = Field(1e-8, gt=0)  # added to the root of the mean square
         weight_decay: float = Field(0.0, ge=0)  # L2 penalty, added to the gradient
@@ -64,12 +62,10 @@ class Adam(Optimizer):
             torch._foreach_add_(gradients, self.parameters, alpha=self.settings.weight_decay)
 
     def state(self) -> dict[str, Tensor]:
-        """The running means, and the number of steps."""
         lists = named_list("means", self._means) | named_list("squares", self._squares)
         return {**lists, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the means and the number of steps."""
         self._means = take_list("means", state, self.parameters)
         self._squares = take_list("squares", state, self.parameters)
         self._steps.copy_(state["steps"])

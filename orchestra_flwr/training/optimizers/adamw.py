@@ -15,8 +15,6 @@ class AdamW(Adam):
     """Adam's steps, each of which also shrinks every weight by the same share."""
 
     class Settings(Adam.Settings):
-        """Options under `optimizer.` for optimizer=adamw."""
-
         weight_decay: float = Field(0.01, ge=0)  # each step shrinks a weight by lr times this share
 
     def decay(self, gradients: list[Tensor]) -> None:

@@ -14,8 +14,6 @@ class SGD(Optimizer):
     """The running gradient is momentum times the previous one plus the step's gradient."""
 
     class Settings(Section):
-        """Options under `optimizer.` for optimizer=sgd."""
-
         momentum: float = Field(0.9, ge=0, lt=1)  # of the running gradient
         weight_decay: float = Field(1e-4, ge=0)  # L2 penalty, added to the gradient
 
@@ -38,9 +36,7 @@ class SGD(Optimizer):
             torch._foreach_add_(self.parameters, self._running, alpha=-self.lr)
 
     def state(self) -> dict[str, Tensor]:
-        """The running gradient."""
         return named_list("running", self._running)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the running gradient."""
         self._running = take_list("running", state, self.parameters)

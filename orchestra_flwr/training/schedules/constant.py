@@ -11,5 +11,4 @@ class Constant(Schedule):
     changes: ClassVar[bool] = False
 
     def factor(self, progress: LocalProgress) -> float:
-        """Always 1."""
         return 1.0

@@ -14,12 +14,9 @@ class Cosine(Schedule):
     """(1 + cos(pi p)) / 2, where p of the run's epochs, or of its rounds, are over."""
 
     class Settings(Section):
-        """Options under `schedule.` for schedule=cosine."""
-
         by: Unit = "epochs"  # local epochs, or whole rounds
 
     settings: Settings
 
     def factor(self, progress: LocalProgress) -> float:
-        """Half a cosine from 1 to 0."""
         return (1 + math.cos(math.pi * progress.share(self.settings.by))) / 2

@@ -18,8 +18,6 @@ class Steps(Schedule):
     """
 
     class Settings(Section):
-        """Options under `schedule.` for schedule=steps."""
-
         milestones: tuple[float, ...] = (0.3, 0.6, 0.9)  # shares of the run's training
         gamma: float = Field(0.3, gt=0, le=1)  # multiplies the rate at each milestone
         by: Unit = "epochs"  # local epochs, or whole rounds, rounded down as published
@@ -38,7 +36,6 @@ class Steps(Schedule):
     settings: Settings
 
     def factor(self, progress: LocalProgress) -> float:
-        """gamma to the power of the milestones that are over."""
         passed = sum(self._is_over(milestone, progress) for milestone in self.settings.milestones)
         return float(self.settings.gamma**passed)
 

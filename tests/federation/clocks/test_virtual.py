@@ -4,13 +4,13 @@ import pytest
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.clocks import DAY, HOUR, Device
-from orchestra_flwr.federation.clocks.virtual import Virtual, VirtualSettings
+from orchestra_flwr.federation.clocks.virtual import Virtual
 
 CLIENTS = [str(number) for number in range(20)]
 
 
 def drawn(seed=0, **settings):
-    return Virtual(VirtualSettings(**settings)).devices(CLIENTS, seed)
+    return Virtual(Virtual.Settings(**settings)).devices(CLIENTS, seed)
 
 
 def test_who_is_always_there_works_without_a_break():
@@ -67,7 +67,7 @@ def test_a_table_names_each_client(tmp_path):
     table = tmp_path / "devices.csv"
     head = "client,images_per_second,down_mbit,up_mbit,leaves,hours_away\n"
     table.write_text(head + "a,10,8,0.8,22,7.5\nb,20,16,8,,\nother,1,1,1,0,0\n")
-    clock = Virtual(VirtualSettings(devices=str(table)))
+    clock = Virtual(Virtual.Settings(devices=str(table)))
     assert clock.devices(["b", "a"], 0) == {
         "b": Device(20, 2e6, 1e6),
         "a": Device(10, 1e6, 1e5, 22, 7.5),
@@ -98,5 +98,5 @@ def test_a_table_that_does_not_fit_is_refused_in_a_line(tmp_path, text, line):
     if text is not None:
         table.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=line) as error:
-        Virtual(VirtualSettings(devices=str(table))).devices(["a"], 0)
+        Virtual(Virtual.Settings(devices=str(table))).devices(["a"], 0)
     assert "\n" not in str(error.value) and str(error.value).startswith(f"clock.devices={table}: ")

@@ -31,7 +31,7 @@ from orchestra_flwr.federation.server.evaluator import Evaluator
 from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.named_models import Models
-from orchestra_flwr.federation.server.run_records import usual_batch, usual_steps
+from orchestra_flwr.federation.server.run_records import usual_batches, usual_steps
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.flower.streaming_grid import TIMEOUT_CODE
 from orchestra_flwr.methods import Role
@@ -152,7 +152,7 @@ def test_usual_steps_are_those_of_all_rounds_that_trained(config):
 def test_a_usual_batch_is_that_of_any_number_of_images(config, images, size):
     """Four clients; a sum that a lying client spoilt may say any number."""
     records = [{"clients": {"ok": 4, "examples": images}}]
-    assert usual_batch(config("training.batch_size=16"), records) == size
+    assert usual_batches(config("training.batch_size=16"), records[-1])[0] == size
 
 
 def test_a_long_run_says_how_long_it_takes_and_how_much_memory(config, monkeypatch, capsys):
