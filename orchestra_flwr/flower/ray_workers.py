@@ -96,7 +96,7 @@ class RayWorkers:
         for is_last in (False, True):
             actor = self._take()
             try:
-                _, reply, context = self._ray.get(actor_fn(actor, *job))
+                _, reply, context = self._result(actor_fn(actor, *job))
             except self._ray.exceptions.RayTaskError:
                 self._give_back(actor)
                 raise
@@ -130,6 +130,17 @@ class RayWorkers:
                     return self._idle.pop()
             self._is_over.wait(PAUSE)
         raise RuntimeError(self.why_ended or "the run is over")
+
+    def _result(self, reference: Any) -> Any:
+        """What a worker answers, as soon as it is there.
+
+        Ray itself waits on where its server of the cluster's state (GCS) has ended, and ends this
+        process after a minute.
+        """
+        while not self._ray.wait([reference], num_returns=1, timeout=LOOK)[0]:
+            if self._has_ended():
+                raise RuntimeError("the run is over")
+        return self._ray.get(reference)
 
     def _has_ended(self) -> bool:
         """Whether Ray must not be called: a call after its end ends this process without a word."""

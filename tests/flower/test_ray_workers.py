@@ -136,6 +136,20 @@ def test_a_worker_outlives_the_error_of_a_client(ray):
     assert ray.killed == [] and trained(workers) == [ray.started[-1]]
 
 
+def test_a_client_at_work_is_not_waited_for_once_ray_has_ended(ray, monkeypatch):
+    """Its result never comes, and Ray would end the process after a minute."""
+    workers = pool_of(ray)
+
+    def run(worker, client):
+        worker.is_up = None
+        monkeypatch.setattr(ray_workers, "ended_process", lambda: "gcs_server was killed")
+        return worker, None
+
+    with pytest.raises(RuntimeError, match="the run is over"):
+        workers.fetch_result_and_return_actor_to_pool(workers.submit(run, ("client",)))
+    assert ray.killed == []
+
+
 def test_without_a_machine_for_a_while_the_run_is_over(ray, monkeypatch):
     monkeypatch.setattr(ray_workers, "PATIENCE", 0.05)
     workers = pool_of(ray, 0)
