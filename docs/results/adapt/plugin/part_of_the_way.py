@@ -1,6 +1,6 @@
 """Scores of an encoder between a run's first weights and its last ones.
 
-    python docs/results/adapt/part_of_the_way.py RUN 0.1 0.25 0.5
+    python docs/results/adapt/plugin/part_of_the_way.py RUN 0.1 0.25 0.5
 
 RUN is the folder of a run with labels whose checkpoint is there. A share of .25 is a quarter of the
 way from the network as it was loaded (0) to the last round (1), for every trained weight
