@@ -19,4 +19,5 @@ class Adagrad(AdaptiveOptimizer):
         beta1: float = Field(0.0, ge=0, lt=1)
 
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
+        """v = v + Delta^2."""
         second += square

@@ -30,6 +30,7 @@ class Adam(AdaptiveOptimizer):
         return dict.fromkeys(moments, 0.0) if self.settings.bias_correction else moments
 
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
+        """v = beta2 v + (1 - beta2) Delta^2."""
         second *= self.settings.beta2
         second += (1 - self.settings.beta2) * square
 

@@ -25,6 +25,7 @@ class Momentum(ElementwiseOptimizer):
         return {"momentum": 0.0}
 
     def change(self, update: np.ndarray, moments: dict[str, np.ndarray]) -> np.ndarray:
+        """lr * m, with m = momentum m + Delta."""
         momentum = moments["momentum"]
         momentum *= self.settings.momentum
         momentum += update

@@ -20,4 +20,5 @@ class Yogi(AdaptiveOptimizer):
     settings: Settings
 
     def accumulate(self, second: np.ndarray, square: np.ndarray) -> None:
+        """v = v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
         second -= (1 - self.settings.beta2) * square * np.sign(second - square)
