@@ -5,7 +5,9 @@ from orchestra_flwr.machine_limits import usable_memory
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.training.learner import build_learner
 
-HELD = 2  # the state, and the state as it is received
+# The state, what was received of it, and gradients or, of frozen weights, what is stored of them;
+# for trained weights the optimizer adds its own.
+COPIES = 3
 
 
 class TooLargeError(ConfigError):
@@ -19,8 +21,7 @@ def check_memory(config: Config, channels: int) -> None:
         TooLargeError: names the keys that decide the model's size, and both sizes.
     """
     numbers, size, trained = state_size(lambda: build_learner(config, channels))
-    per_weight = 1 + config.optimizer.plugin.moments  # a gradient, and what the optimizer keeps
-    needed = HELD * size + per_weight * trained
+    needed = COPIES * size + config.optimizer.plugin.moments * trained
     memory = usable_memory()
     if needed > memory:
         hidden = config.model.projector_hidden
