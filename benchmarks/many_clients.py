@@ -71,7 +71,7 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
     names = [f"c{i:04}" for i in range(count)]
     security, port = folder / "security", free_port()
     make_keys(security, f"client={','.join(names)}")
-    share = COHORT / count
+    share = min(1.0, COHORT / count)
     server = Server(folder / "run", port, f"security={security}", f"federation.min_clients={count}",
                     f"federation.participation={share}", *SMALL)  # fmt: skip
     herds: list[Command] = []
