@@ -110,6 +110,23 @@ def test_so_many_images_that_they_would_fill_memory_are_smaller(photos, gpu):
     assert many.data.view_size == 64
 
 
+def test_sizes_are_multiples_of_dinov2s_patches(photos, gpu):
+    """Its own 518 pixels would be too many, and 64 are no multiple of 14."""
+    network = "model.timm=vit_small_patch14_dinov2"
+    sizes = {}
+    for gpus, count in ((0, 19_999), (0, 20_000), (1, 9)):
+        gpu(gpus)
+        data = config_of(photos(count), network).data
+        sizes[gpus, count] = (data.image_size, data.view_size)
+    assert sizes == {(0, 19_999): (224, 70), (0, 20_000): (126, 70), (1, 9): (224, 224)}
+    gpu(0)
+    said = config_of(photos(8), network, "data.image_size=98").data
+    assert (said.image_size, said.view_size) == (98, 70)
+    overrides = ["preset=adapt", network, "federation.min_clients=2"]
+    server = load(ServerConfig, overrides, all_read=True).data
+    assert (server.image_size, server.view_size) == (224, 70)
+
+
 def test_other_images_have_the_size_of_a_machine_without_a_gpu(gpu):
     gpu(0)
     config = config_of("data=digits", "federation.rounds=1")

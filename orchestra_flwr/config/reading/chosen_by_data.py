@@ -6,6 +6,7 @@ The table is in the preset's own file, as `preset_options.rows`.
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,9 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that rows may ask for; without images here, none about images."""
     clients = (values.get("federation") or {}).get("clients")
     method = (values.get("method") or {}).get("name")
-    facts = {"clients": clients, "method": method, "gpu": _has_gpu(str(values.get("device")))}
+    network = str((values.get("model") or {}).get("timm"))
+    gpu = _has_gpu(str(values.get("device")))
+    facts = {"clients": clients, "method": method, "network": network, "gpu": gpu}
     survey = None
     with suppress(ConfigError):  # the run itself will say what is wrong
         data = parse(DataConfig, values.get("data"), "data")
@@ -119,6 +122,7 @@ def _fits(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
         and facts["clients"] >= row.get("clients_from", 0)
         and facts.get("tests", 0) >= row.get("tests_from", 0)
         and facts["method"] in row.get("methods", [facts["method"]])
+        and fnmatchcase(facts["network"], row.get("network", "*"))
         and all(facts.get(name) == row[name] for name in ("gpu", "labelled") if name in row)
     )
 
