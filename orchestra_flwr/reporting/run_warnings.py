@@ -59,7 +59,7 @@ def _worse(summary: Mapping[str, Any], remedy: str) -> str:
     if not worse:
         return ""
     usual = "try a smaller training.lr or fewer federation.rounds"
-    if summary.get("batch_norm") != "frozen":
+    if summary.get("batch_norm") not in ("frozen", "none"):
         usual += ", and for a pretrained network model.batch_norm=frozen"
     return f"the encoder is worse than before training ({', '.join(worse)}): {remedy or usual}"
 

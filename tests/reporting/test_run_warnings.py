@@ -31,8 +31,9 @@ def test_training_that_hurts_is_named_with_its_figures_and_a_knob():
     (line,) = run_warnings(harmed, [], {})
     assert "worse than before training (linear probe 43.3 % to 35.0 %)" in line
     assert "training.lr" in line and "model.batch_norm=frozen" in line and "\n" not in line
-    (line,) = run_warnings({**harmed, "batch_norm": "frozen"}, [], {})
-    assert line.endswith("try a smaller training.lr or fewer federation.rounds")
+    for of_network in ("frozen", "none"):
+        (line,) = run_warnings({**harmed, "batch_norm": of_network}, [], {})
+        assert line.endswith("try a smaller training.lr or fewer federation.rounds")
 
 
 @pytest.mark.parametrize(("after", "lines"), [(0.495, 0), (0.485, 1)])
