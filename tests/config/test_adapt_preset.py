@@ -122,6 +122,8 @@ def test_sizes_are_multiples_of_dinov2s_patches(photos, gpu):
     gpu(0)
     said = config_of(photos(8), network, "data.image_size=98").data
     assert (said.image_size, said.view_size) == (98, 70)
+    own = config_of(photos(7), "model.timm=eva02_base_patch14_448").data
+    assert (own.image_size, own.view_size) == (448, 70)
     overrides = ["preset=adapt", network, "federation.min_clients=2"]
     server = load(ServerConfig, overrides, all_read=True).data
     assert (server.image_size, server.view_size) == (224, 70)
