@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from orchestra_flwr.commands.own_process import own_process
 from orchestra_flwr.config import Config, ConfigError, is_free
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import duration
@@ -29,6 +29,7 @@ from orchestra_flwr.folder_lock import is_locked
 from orchestra_flwr.reporting import RunFolder, environment
 
 Announce = Callable[[str], None]
+TRAIN, EVALUATE = "orchestra_flwr.cli:main", "orchestra_flwr.cli:evaluate_main"
 REFUSED = 2  # exit code of a run that was not begun
 POLL = 0.1  # seconds between looks at the processes
 GRACE = 20  # seconds that an interrupted run has to end; its checkpoint is safe in any case
@@ -134,10 +135,10 @@ def _job_of(plan: Plan | None, row: Row, folder: Path) -> Job | None:
     steps, begun = [], run is not None
     if run is None:
         overrides = [*row.overrides, f"seed={row.seed}", f"run_dir={path}"]
-        steps.append(_command("orchestra_flwr.cli", [*overrides, "logging.progress=plain"]))
+        steps.append(own_process(TRAIN, *overrides, "logging.progress=plain"))
     elif not run.summary:
         moved = [*_values_of(row, "plugins"), *(o for o in row.overrides if is_free(o))]
-        steps.append(_command("orchestra_flwr.cli", [*moved, f"resume={path}"]))
+        steps.append(own_process(TRAIN, *moved, f"resume={path}"))
     steps += _evaluations(plan, row, path, run) if plan else []
     if not steps:
         return None
@@ -163,18 +164,12 @@ def _evaluations(plan: Plan, row: Row, path: Path, run: Run | None) -> list[list
     if plan.transfer and TRANSFER in missing:
         images = with_root(plan.experiment.at(plan.scale).transfer, plan.transfer_root)
         commands.append([*device, *images, PROTOCOLS, f"name={plan.transfer}"])
-    return [
-        _command("orchestra_flwr.evaluation", [f"run={path}", *arguments]) for arguments in commands
-    ]
+    return [own_process(EVALUATE, f"run={path}", *arguments) for arguments in commands]
 
 
 def _values_of(row: Row, *keys: str) -> list[str]:
     """The overrides of a row that set some keys, for its evaluations to share."""
     return [text for text in row.overrides if text.partition("=")[0].lstrip("+") in keys]
-
-
-def _command(module: str, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", module, *arguments]
 
 
 class _Sweep:

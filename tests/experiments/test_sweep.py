@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from orchestra_flwr.cli import experiment_main
+from orchestra_flwr.commands.own_process import own_process
 from orchestra_flwr.config import EvaluateConfig, config_to_yaml, load, load_config
 from orchestra_flwr.experiments.planning.plan import make_plan, read_plans
 from orchestra_flwr.experiments.results.comparison import read_results
@@ -170,12 +171,12 @@ def test_a_run_that_was_begun_is_resumed_where_it_may_run_elsewhere(tmp_path):
     plan, configs = make_plan("table6", "small", seeds=[0], only=["base"])
     (row,) = plan.rows
     (new,) = jobs_of(plan.rows, tmp_path, plan)
-    assert new.steps[0][1:3] == ["-m", "orchestra_flwr.cli"] and not new.was_begun
+    assert "from orchestra_flwr.cli import main" in new.steps[0][3] and not new.was_begun
     assert f"run_dir={tmp_path / row.run}" in new.steps[0] and "seed=0" in new.steps[0]
     (tmp_path / row.run).mkdir()
     (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
     (begun,) = jobs_of(plan.rows, tmp_path, plan)
-    arguments = begun.steps[0][3:]
+    arguments = begun.steps[0][5:]
     assert begun.was_begun and f"resume={tmp_path / row.run}" in arguments
     assert "engine=inline" in arguments and not any("federation" in word for word in arguments)
 
@@ -209,7 +210,7 @@ def test_a_run_is_resumed_with_what_may_change_alone(tmp_path):
     (tmp_path / row.run).mkdir()
     (tmp_path / row.run / "config.yaml").write_text(json.dumps(configs[row.run].model_dump()))
     (begun,) = jobs_of(plan.rows, tmp_path, plan)
-    arguments = begun.steps[0][3:]
+    arguments = begun.steps[0][5:]
     assert {"engine=ray", "engine.workers=2"} < set(arguments)
     assert "merging=replace" not in arguments
     assert load_config(arguments).engine.settings.workers == 2
@@ -223,7 +224,7 @@ def fine_tuned(tmp_path):
     plan = plan.model_copy(update={"experiment": plan.experiment.model_copy(update=measures)})
     run = f"run={tmp_path / plan.rows[0].run}"
     words = [run, "device=cpu", "protocols=[finetune]", "name=finetuning"]
-    return plan, configs, [sys.executable, "-m", "orchestra_flwr.evaluation", *words]
+    return plan, configs, own_process("orchestra_flwr.cli:evaluate_main", *words)
 
 
 def write_run(folder, config, summary=None, **evaluations):
@@ -334,7 +335,7 @@ def test_encoders_are_judged_on_other_images_after_their_training(tmp_path):
     (job,) = jobs_of(plan.rows, tmp_path, plan)
     judged = ["data=digits", "data.image_size=16", "protocols=[linear,linear_10,linear_1]"]
     words = [f"run={folder}", "device=cpu", *judged, f"name={plan.transfer}"]
-    assert job.steps[1][2:] == ["orchestra_flwr.evaluation", *words]
+    assert job.steps[1] == own_process("orchestra_flwr.cli:evaluate_main", *words)
     few = {"linear": 0.9, "images": {"train": 50, "test": 20}}  # data=digits data.test_limit=20
     write_run(folder, configs[row.run], {"linear": 0.5}, digits=few)
     assert not read_results(plan, tmp_path).rows[0].ours
@@ -358,7 +359,7 @@ def test_evaluations_are_made_where_the_command_says(tmp_path):
     job = jobs_of(plan.rows, tmp_path, plan)[0]
     training, tuning = job.steps
     assert {*moved} < {*training} and {*moved} < {*tuning} and "engine=inline" not in tuning
-    config = load(EvaluateConfig, tuning[3:], all_read=True)
+    config = load(EvaluateConfig, tuning[5:], all_read=True)
     assert config.images().options == {"root": "/new/my photos", "cache": "/fast"}
     assert (config.device, config.protocols, config.name) == ("cuda:1", ("finetune",), "finetuning")
 
@@ -371,7 +372,7 @@ def test_other_images_have_a_place_of_their_own(tmp_path):
     (job,) = jobs_of(plan.rows, tmp_path, plan)
     training, judging = job.steps
     assert "data.root=cifar" in training and "data.root=/stl10, unpacked" not in training
-    config = load(EvaluateConfig, judging[3:], all_read=True)
+    config = load(EvaluateConfig, judging[5:], all_read=True)
     assert (config.images().name, config.device) == ("stl10", "cuda:1")
     assert config.images().options["root"] == "/stl10, unpacked"
 

@@ -161,17 +161,6 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def python_command(function: str, *arguments: str) -> list[str]:
-    """A command that runs `package.module:name` of this package, with arguments in `sys.argv`.
-
-    The package may lie in a checkout that is not installed; nothing else in its folder is found
-    before what is installed.
-    """
-    module, _, name = function.partition(":")
-    program = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import {name}; {name}()"
-    return [sys.executable, "-P", "-c", program, str(Path(__file__).parents[3]), *arguments]
-
-
 def accepts(socket_path: Path) -> bool:
     """Whether somebody listens at a Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:

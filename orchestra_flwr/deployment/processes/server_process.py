@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from orchestra_flwr.commands.own_process import own_process
 from orchestra_flwr.commands.usage import as_called
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.deployment.addresses import is_loopback, listen
@@ -18,7 +19,7 @@ from orchestra_flwr.deployment.channel.json_pipe import Channel, ChannelClosedEr
 from orchestra_flwr.deployment.channel.progress_events import show
 from orchestra_flwr.deployment.gate import Gate
 from orchestra_flwr.deployment.keys.server_keys import server_files
-from orchestra_flwr.deployment.processes.child import NO_PROXY, Child, python_command
+from orchestra_flwr.deployment.processes.child import NO_PROXY, Child
 from orchestra_flwr.deployment.processes.scratch_folder import check_room_for, flower_folders
 from orchestra_flwr.deployment.processes.station import LINK, Station, opened
 from orchestra_flwr.deployment.processes.superlink import check_alive
@@ -171,7 +172,7 @@ def _start_app(scratch: Path, folder: RunFolder, stack: ExitStack) -> tuple[Chil
     # The folder stays locked until the app has ended as well.
     lock = [] if folder.lock is None else [folder.lock.fileno()]
     app = Child(
-        python_command(APP, str(theirs.fileno())),
+        own_process(APP, str(theirs.fileno())),
         flower_folders(scratch),
         folder.path / "app.log",
         inherited=[theirs.fileno(), *lock],

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import torch
 
+from orchestra_flwr.commands.own_process import own_process
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.federation.engines.trial_step import train_a_batch
@@ -53,7 +54,7 @@ def measured_share(config_json: str) -> float:
         ConfigError: the client does not fit, or its process fails.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "orchestra_flwr.federation.engines.gpu_memory"],
+        own_process("orchestra_flwr.federation.engines.gpu_memory:main"),
         input=config_json, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -100,7 +101,3 @@ def _free_bytes() -> int:
     query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.free"]
     query.append("--format=csv,noheader,nounits")  # in MiB
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) << 20
-
-
-if __name__ == "__main__":
-    main()
