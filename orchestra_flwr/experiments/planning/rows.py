@@ -136,7 +136,8 @@ def check_rows_differ(rows: Sequence[Row], composer: Composer) -> None:
     """
     if all(map(is_free, composer.extra)):
         return
-    plain, seed = replace(composer, extra=()), rows[0].seed
+    seed = rows[0].seed
+    leaner = [replace(composer, extra=fewer) for fewer in _with_less(composer.extra)]
     runs = {tuple(row.values.items()): row.run for row in rows if row.seed == seed}
     for values, run in list(runs.items()):
         row = dict(values)
@@ -147,11 +148,16 @@ def check_rows_differ(rows: Sequence[Row], composer: Composer) -> None:
                 continue
             if key not in runs:
                 runs[key] = composer.run(other, seed)
-            if runs[key] == run and plain.run(other, seed) != plain.run(row, seed):
+            if runs[key] == run and any(c.run(other, seed) != c.run(row, seed) for c in leaner):
                 raise ConfigError(
                     f"{' '.join(composer.extra)}: makes {axis} {row[axis]} and {choice} the same "
                     "run; an override cannot set what the experiment varies"
                 )
+
+
+def _with_less(extra: Sequence[str]) -> list[Overrides]:
+    """No override, and all but one: without some, such as `plugins`, no row may compose."""
+    return [(), *((*extra[:i], *extra[i + 1 :]) for i in range(len(extra)))]
 
 
 def run_name(config: Config, work: str = "train", *, whole_root: bool = False) -> str:

@@ -1,8 +1,10 @@
+import shutil
 from collections import Counter
 
 import pytest
 
-from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr.config import ConfigError, conf_dir, load_config
+from orchestra_flwr.experiments.planning import description
 from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.planning.rows import run_name
 
@@ -134,3 +136,22 @@ def test_an_override_cannot_set_what_is_varied():
     for override in ("seed=7", "run_dir=x", "resume=x"):
         with pytest.raises(ConfigError, match=f"{override}: each run of an experiment has its own"):
             make_plan("figure8", "small", extra=[override])
+
+
+def test_an_override_cannot_set_what_an_experiment_of_plug_ins_varies(
+    tmp_path, monkeypatch, user_package
+):
+    """Without the package, which the command names as well, no row composes."""
+    mine = "from orchestra_flwr.methods.simclr import SimCLR\n\nclass Mine(SimCLR):\n    pass\n"
+    user_package({"methods/mine.py": mine, "methods/other.py": mine})
+    shutil.copytree(conf_dir() / "scale", tmp_path / "scale")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text(
+        "{title: own, reference: none, about: none, measures: [linear], show: {kind: table},"
+        " axes: {method: {mine: [method=mine], other: [method=other]}}}"
+    )
+    monkeypatch.setattr(description, "conf_dir", lambda: tmp_path)
+    plan, _ = make_plan("own", "small", seeds=[0], extra=["plugins=[my_package]"])
+    assert len({row.run for row in plan.rows}) == 2
+    with pytest.raises(ConfigError, match="method=byol: makes method mine and other the same run"):
+        make_plan("own", "small", seeds=[0], extra=["plugins=[my_package]", "method=byol"])
