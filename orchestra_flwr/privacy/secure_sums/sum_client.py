@@ -292,7 +292,11 @@ class SumClient:
         for member in parsed:
             statement = member.statement(self.occasion)
             if not self._is_signed(member.name, statement, member.signature.hex()):
-                self._refuse(f"the keys of {member.name} are not signed by a registered key")
+                self._refuse(
+                    f"the keys of {member.name} are not signed by a key in this client's list: if "
+                    f"{member.name} was registered lately or has a new key, bring this client a "
+                    "new peers.pem and start it again"
+                )
         return {member.name: member for member in sorted(parsed, key=lambda member: member.name)}
 
     def _members(
