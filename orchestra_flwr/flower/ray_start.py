@@ -3,8 +3,8 @@
 The start takes seconds: it is in a thread, while images are decoded. Left to Flower, it would begin
 when these are there, and one that fails would not be repeated.
 
-Checked against Ray 2.55: the life of its processes, its variable for niceness, and `ray._private`,
-which no public call replaces.
+Checked against Ray 2.55: the life of its processes, its variable for niceness, where its workers
+look for modules, and `ray._private`, which no public call replaces.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def _start(init_args: dict[str, Any], tries: int) -> None:
     for left in reversed(range(tries)):
         try:
             with _environment_of_its_processes():
-                ray.init(logging_level=logging.CRITICAL, **init_args)
+                ray.init(job_config=_job(), logging_level=logging.CRITICAL, **init_args)
             return
         except Exception as error:  # whatever Ray raises where it does not start
             ray.shutdown()
@@ -119,6 +119,21 @@ def _start(init_args: dict[str, Any], tries: int) -> None:
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise RayStartError(reason) from None
             logger.warning("Ray did not start: starting it again")
+
+
+def _job() -> Any:
+    """A job whose workers find modules where this process does, by PYTHONPATH.
+
+    Otherwise Ray has them look into the working folder first, which may hold a checkout of another
+    version, or a file of the name of one of Python's own.
+    """
+    from ray.job_config import JobConfig
+
+    class Job(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True  # as if all were in a folder that Ray hands to the workers
+
+    return Job()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ def ray(monkeypatch):
 
     module = SimpleNamespace(init=init, shutdown=shutdown, is_initialized=lambda: state.running)
     monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setitem(sys.modules, "ray.job_config", SimpleNamespace(JobConfig=object))
     monkeypatch.setitem(sys.modules, "flwr.simulation", SimpleNamespace())
     yield state
     state.may.set()

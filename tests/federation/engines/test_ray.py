@@ -122,7 +122,12 @@ def assert_same_run(first, second):
 def test_same_bits_inline_and_on_ray_with_a_killed_worker(
     sim, tmp_path, tiny_overrides, exact_probes
 ):
-    """One start of Ray with two workers; the killed one's client is trained again."""
+    """One start of Ray with two workers; the killed one's client is trained again.
+
+    None of the three imports what lies in the folder in which the command is called.
+    """
+    for name in ("orchestra_flwr", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
     long = ["federation.participation=0.75", "seed=3", "training.local_epochs=20"]
     long += ["terms.verification.weight=1", "terms.verification.hidden=16"]  # rows by numbers
     inline = tmp_path / "inline"
@@ -387,7 +392,7 @@ def test_ray_is_started_a_second_time(monkeypatch, caplog):
 
     import ray
 
-    def fail_once(num_cpus, logging_level):
+    def fail_once(num_cpus, **others):
         asked.append(num_cpus)
         if len(asked) == 1:
             raise RuntimeError("timed out during startup")
