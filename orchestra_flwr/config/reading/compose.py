@@ -198,7 +198,7 @@ def _compose(section: type[Composed], overrides: Sequence[Override]) -> DictConf
     return composed
 
 
-@functools.lru_cache  # Hydra takes 0.15 s, and an experiment's rows choose the same files
+@functools.lru_cache(maxsize=512)  # Hydra takes 0.15 s, and rows of an experiment share files
 def _merged_files(section: type[Composed], *choices: str) -> DictConfig:
     with _ONE_AT_A_TIME, initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         return compose(section.file, [*choices])
@@ -262,6 +262,8 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
 
 def _as_far_as_it_resolves(node: DictConfig) -> dict[str, Any]:
     """The composed values as plain ones; references that cannot be resolved stay as written."""
+    with suppress(OmegaConfBaseException):
+        return plain(node)
     written: Any = OmegaConf.to_container(node)
     values: dict[str, Any] = {}
     for key in written:
