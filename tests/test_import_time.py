@@ -18,10 +18,12 @@ REFUSED = {
     "import orchestra_flwr": ("flwr", "numpy", "pydantic", "torch", *HEAVY, *FILES_OF_HYDRA),
     "import orchestra_flwr.config": ("flwr", "torch", *HEAVY, *FILES_OF_HYDRA),
     "import orchestra_flwr.cli": ("flwr", "torch", *HEAVY),
-    # Whole commands: one asks a server again and again, the others say that they start.
+    # Whole commands: one asks a server again and again, one lists runs, the others say that they
+    # start.
     "import orchestra_flwr.deployment.watch.top": ("flwr", "torch", *HEAVY),
     "import orchestra_flwr.deployment.client_config": ("flwr", "torch", *HEAVY),
     "import orchestra_flwr.deployment.server_config": ("flwr", "torch", *HEAVY),
+    "import orchestra_flwr.deployment.processes.submit_command": ("flwr", "torch", *HEAVY),
     # The server draws the split with matplotlib before the first round.
     "import orchestra_flwr.federation.simulation": (
         "flwr.simulation",

@@ -5,7 +5,6 @@ import sys
 from orchestra_flwr.commands.flags import Flags
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.deployment.processes.server_process import check_run
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.files import at_home
 
@@ -30,6 +29,9 @@ def submit(flags: Flags) -> None:
         )
     run = [line for line in flags.overrides if not line.startswith((QUEUE, CANCEL))]
     if LIST not in flags and "cancel" not in words:
+        # Here, since it brings PyTorch: a list takes a second without, and six with it.
+        from orchestra_flwr.deployment.processes.server_process import check_run
+
         config = run_to_submit(run)
         check_run(config)
         print(printable(f"submitted: {queue.put(config).name}"))
