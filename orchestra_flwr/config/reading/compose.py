@@ -263,7 +263,8 @@ def _resolved(section: type[Composed], composed: DictConfig) -> dict[str, Any]:
 def _as_far_as_it_resolves(node: DictConfig) -> dict[str, Any]:
     """The composed values as plain ones; references that cannot be resolved stay as written."""
     with suppress(OmegaConfBaseException):
-        return plain(node)
+        resolved: dict[str, Any] = plain(node)
+        return resolved
     written: Any = OmegaConf.to_container(node)
     values: dict[str, Any] = {}
     for key in written:
