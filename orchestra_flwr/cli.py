@@ -375,7 +375,3 @@ def _log_to_stderr() -> logging.Handler:
 def _shows_json(config: Composed) -> bool:
     """Whether a run or client logs JSON, for programs."""
     return getattr(getattr(config, "logging", None), "format", "text") == "json"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -247,7 +247,7 @@ def test_two_new_runs_do_not_share_a_folder(sim, tmp_path, tiny_overrides):
 def test_a_run_ends_well_although_nobody_reads_its_output(tmp_path, tiny_overrides):
     """`run_sim.py ... 2>&- | head -1`."""
     overrides = [*tiny_overrides, "federation.rounds=1", "run_dir=mine"]
-    command = [sys.executable, "-m", "orchestra_flwr.cli", *overrides]
+    command = [sys.executable, "-m", "orchestra_flwr", *overrides]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     shell = ["sh", "-c", '"$@" 2>&-', "sh", *command]
     with subprocess.Popen(shell, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:

@@ -29,7 +29,7 @@ def submit(flags: Flags) -> None:
         )
     run = [line for line in flags.overrides if not line.startswith((QUEUE, CANCEL))]
     if LIST not in flags and "cancel" not in words:
-        # Here, since it brings PyTorch: a list takes a second without, and six with it.
+        # Here, since its import takes five seconds, PyTorch's among them; a list takes one.
         from orchestra_flwr.deployment.processes.server_process import check_run
 
         config = run_to_submit(run)

@@ -1,10 +1,8 @@
 """How much of a GPU a client needs: measured by training one batch in a process of its own.
 
-    python -m orchestra_flwr.federation.engines.gpu_memory < config.json
-
-It runs in its own process because a CUDA context takes hundreds of megabytes, which the server's
-process would keep, and because that context is part of what a client needs. Ray and Flower do not
-check the share: if it is too small, clients run out of memory.
+It has its own because a CUDA context takes hundreds of megabytes, which the server's process would
+keep, and because that context is part of what a client needs. Ray and Flower do not check the
+share: if it is too small, clients run out of memory.
 """
 
 import math
