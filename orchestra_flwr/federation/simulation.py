@@ -166,10 +166,12 @@ def _announce(config: Config, population: Population, engine: Engine, progress: 
     images = f"{len(dataset.train):,} training"
     if dataset.test is not None:
         images += f" and {len(dataset.test):,} test"
+    classes = dataset.train.classes
+    of = f" of {len(classes):,} class{'es' * (len(classes) > 1)}" if classes else ""
     remote = engine.is_remote(engine.settings)
     device = config.device if remote else resolve_device(config.device)
     progress.message(
-        f"method={config.method.name} data={config.data.name}: {images} images, "
+        f"method={config.method.name} data={config.data.name}: {images} images{of}, "
         f"{counted(len(population.parts), 'client')}, {counted(federation.rounds, 'round')}"
     )
     progress.message(f"device: {device}, engine={config.engine.name}")

@@ -24,12 +24,14 @@ SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 def survey(root: str) -> tuple[int, int, int]:
     """Training images below `root`, how many of them in class folders, and test images.
 
+    It warns of nothing: that is left to whoever reads the images.
+
     Raises:
         ConfigError: the root is missing, empty or laid out otherwise.
     """
     path = at_home(root)
     with Archive(path) as archive:
-        contents = arrange(path, archive)
+        contents, _ = _arranged(path, archive)
     train = contents.train
     labelled = 0 if train.targets is None else int((train.targets != UNLABELLED).sum())
     return len(train.names), labelled, len(contents.test.names) if contents.test else 0
@@ -50,6 +52,8 @@ def class_folders(files: list[ImageFile]) -> list[str | None]:
 def arrange(root: Path, archive: Archive) -> Contents:
     """Divides the files of an archive into training and test images, and by class.
 
+    Files that it leaves out, or that get no label, are counted in warnings.
+
     Returns:
         Training files, test files and the names of the classes, in the order of their folders
         (none without labels). Training images beside class folders have no label.
@@ -57,29 +61,37 @@ def arrange(root: Path, archive: Archive) -> Contents:
     Raises:
         ConfigError: there are no images, or their folders are not as `LAYOUT` says.
     """
+    contents, problems = _arranged(root, archive)
+    for problem in problems:
+        logger.warning("data.root=%s: %s", root, problem)
+    return contents
+
+
+def _arranged(root: Path, archive: Archive) -> tuple[Contents, list[str]]:
+    """What :func:`arrange` returns, and what it warns of."""
+    problems: list[str] = []
     files = archive.files()
     if not files:
         raise wrong_root(root, f"holds no images; expected {LAYOUT}")
     placed = _without_outer_folders([(file.parts, file) for file in files])
-    train, test = map(_with_classes, _splits(root, placed))
+    train, test = map(_with_classes, _splits(root, placed, problems))
     names, test_names = ([name for _, name in part] for part in (train, test))
     if any(test_names) and None in test_names:
         raise wrong_root(root, "has images in test/ that lie in no class folder")
     if test and not any(test_names):
-        logger.warning("data.root=%s: test/ has no class folders and is left out", root)
+        problems.append("test/ has no class folders and is left out")
         test = []
     if any(names) and (loose := names.count(None)):
-        logger.warning(
-            "data.root=%s: %d of %d images lie in no class folder, so they have no label",
-            root, loose, len(names),
-        )  # fmt: skip
+        problems.append(
+            f"{loose} of {len(names)} images lie in no class folder, so they have no label"
+        )
     classes = tuple(sorted(filter(None, {*names})))
     unknown = sorted({*filter(None, test_names)} - {*classes})
     if unknown:
         raise wrong_root(root, f"test/{printable(unknown[0])} is no class of the training images")
     shown = tuple(map(printable, classes))
     tested = Rows.of_files(archive, test, classes) if test else None
-    return Contents(Rows.of_files(archive, train, classes), tested, shown)
+    return Contents(Rows.of_files(archive, train, classes), tested, shown), problems
 
 
 # Files with the parts of their paths below the current folder.
@@ -95,8 +107,11 @@ def _without_outer_folders(placed: Placed) -> Placed:
         placed = [(parts[1:], file) for parts, file in placed]
 
 
-def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
-    """Training and test files; without a folder train/ or test/ all files are for training."""
+def _splits(root: Path, placed: Placed, problems: list[str]) -> tuple[Placed, Placed]:
+    """Training and test files; without a folder train/ or test/ all files are for training.
+
+    Files that are left out are added to `problems`.
+    """
     tops = {parts[0] for parts, _ in placed if len(parts) > 1}
     if not tops & SPLIT_FOLDERS:
         # Folders of other names would be taken for classes, and test images for training images.
@@ -117,7 +132,7 @@ def _splits(root: Path, placed: Placed) -> tuple[Placed, Placed]:
     if others:
         hint = "" if below["test"] else "; test images must lie in test/, not in val/"
         left_out = counted(others, "image")
-        logger.warning("data.root=%s: left out %s outside train/ and test/%s", root, left_out, hint)
+        problems.append(f"left out {left_out} outside train/ and test/{hint}")
     return below["train"], below["test"]
 
 

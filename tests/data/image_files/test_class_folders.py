@@ -5,8 +5,8 @@ from PIL import Image
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.data import survey
-from orchestra_flwr.data.image_files.archive import ImageFile
-from orchestra_flwr.data.image_files.class_folders import class_folders
+from orchestra_flwr.data.image_files.archive import Archive, ImageFile
+from orchestra_flwr.data.image_files.class_folders import arrange, class_folders
 
 
 def _write(root: Path, *names: str) -> str:
@@ -14,6 +14,11 @@ def _write(root: Path, *names: str) -> str:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8)).save(root / name)
     return str(root)
+
+
+def _arrange(root: str):
+    with Archive(Path(root)) as archive:
+        return arrange(Path(root), archive)
 
 
 def test_a_survey_counts_images(tmp_path: Path):
@@ -44,13 +49,31 @@ def test_splits_of_other_names_are_no_classes(tmp_path: Path, train: str, test: 
 
 def test_images_in_val_are_no_test_images_and_it_is_said(tmp_path: Path, caplog):
     """The layout of many archives; the run then said no more than that it has no test images."""
-    survey(_write(tmp_path, "train/a/1.png", "train/b/1.png", "val/a/1.png"))
+    _arrange(_write(tmp_path, "train/a/1.png", "train/b/1.png", "val/a/1.png"))
     assert caplog.messages[0].endswith(
         "left out 1 image outside train/ and test/; test images must lie in test/, not in val/"
     )
     caplog.clear()
-    survey(_write(tmp_path, "test/a/1.png"))
+    _arrange(_write(tmp_path, "test/a/1.png"))
     assert caplog.messages[0].endswith("left out 1 image outside train/ and test/")
+
+
+@pytest.mark.parametrize(
+    ("names", "warning"),
+    [
+        (("train/a/1.png", "train/b/1.png", "val/a/1.png"), "left out 1 image outside"),
+        (("train/a/1.png", "train/b/1.png", "test/1.png"), "test/ has no class folders"),
+        (("a/1.png", "b/1.png", "1.png"), "1 of 3 images lie in no class folder"),
+    ],
+)
+def test_a_survey_leaves_warnings_to_whoever_reads_the_images(tmp_path, caplog, names, warning):
+    """`preset=adapt` and a client survey a folder before it is read, and all was said twice."""
+    root = _write(tmp_path, *names)
+    survey(root)
+    assert caplog.messages == []
+    _arrange(root)
+    (message,) = caplog.messages
+    assert message.startswith(f"data.root={root}: {warning}")
 
 
 def test_names_of_splits_may_be_those_of_classes(tmp_path: Path):
