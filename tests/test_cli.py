@@ -85,7 +85,8 @@ def test_a_run_then_its_table_and_folder(sim, tmp_path, tiny_overrides, pictures
     lines = [line for line in out.splitlines() if not line.endswith(" ...")]  # of a busy machine
     assert lines[:4] == [
         f"run folder: {folder.relative_to(tmp_path)}",
-        "method=orchestra data=digits: 120 training and 60 test images of 10 classes, 4 clients, 2 rounds",
+        "method=orchestra data=digits: 120 training and 60 test images of 10 classes, 4 clients, "
+        "2 rounds",
         "device: cpu, engine=inline",
         "clients at the same time: 1",
     ]

@@ -17,7 +17,7 @@ from orchestra_flwr.config.choices import SolverConfig, TermConfig
 
 LAYERS = [
     ["optional_formats"],
-    ["fingerprints", "console", "square_image", "machine_limits"],
+    ["fingerprints", "console", "square_image", "machine_limits", "process_memory"],
     ["plugins", "seeding", "files", "folder_lock"],
     ["tensor_files"],
     ["config"],

@@ -18,19 +18,31 @@ def no_progress(done: int, total: int | None) -> None:
 
 
 @contextmanager
-def image_count(total: int | None) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows progress on stderr during the block; yields a function of images done and total."""
+def image_count(
+    total: int | None, doing: str = "embedded"
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Shows progress on stderr during the block; yields a function of images done and total.
+
+    Args:
+        total: how many images there are; None: not known.
+        doing: what has been done with those that are done.
+    """
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
-        yield _lines()
+        yield _lines(doing)
         return
-    columns = (TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn(f"images {doing}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as bars:
         task = bars.add_task("images", total=total)
         yield lambda done, total: bars.update(task, completed=done)
 
 
-def _lines() -> Callable[[int, int | None], None]:
+def _lines(doing: str) -> Callable[[int, int | None], None]:
     began = last = time.monotonic()
 
     def show(done: int, total: int | None) -> None:
@@ -39,7 +51,7 @@ def _lines() -> Callable[[int, int | None], None]:
         if now - last >= INTERVAL or done == total:
             last = now
             of = "" if total is None else f" of {total:,}"
-            line = f"embedded {done:,}{of} images, {now - began:.0f} s"
+            line = f"{doing} {done:,}{of} images, {now - began:.0f} s"
             print(line, file=sys.stderr, flush=True)
 
     return show

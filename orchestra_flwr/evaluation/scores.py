@@ -17,6 +17,7 @@ from orchestra_flwr.evaluation.linear_probe import PENALTY, fit_linear_probe, st
 from orchestra_flwr.evaluation.published_probe import PUBLISHED_PROBES
 from orchestra_flwr.evaluation.several_labels import mean_average_precision
 from orchestra_flwr.models import device_of, extract_features
+from orchestra_flwr.process_memory import return_freed_memory
 
 FIXED = "linear_fixed"  # the protocol whose probes all have the fixed penalty
 LABELLED = "linear_labelled"  # the protocol whose labels are those that clients learn from
@@ -169,6 +170,7 @@ def _features(
         )
         made.append((features, labels))
         first += len(images)
+    return_freed_memory()  # a server needs none of it until its next evaluation
     return made
 
 

@@ -11,6 +11,7 @@ from orchestra_flwr.config import Normalisation, Precision
 from orchestra_flwr.console.image_count import OnProgress, no_progress
 from orchestra_flwr.models.normalisation import normalise
 from orchestra_flwr.models.precision import passes_in
+from orchestra_flwr.process_memory import keep_freed_memory
 
 # Of a batch on a CPU: 256 images of 64 x 64 pixels, 20 of 224 x 224. More do not fit its caches: on
 # 256 images of 224 x 224 EfficientNet-Lite0 takes 1.5 times as long and eleven times the memory,
@@ -30,7 +31,8 @@ def extract_features(
     """Features of all images, in their order, without augmentation or gradients.
 
     The encoder works in evaluation mode (its running statistics stay as they are) and gets back
-    the mode that each of its modules had.
+    the mode that each of its modules had. Memory that it frees stays with this process, until
+    :func:`~orchestra_flwr.process_memory.return_freed_memory`.
 
     Args:
         encoder: maps images (B, C, H, W) to features (B, dim).
@@ -48,6 +50,7 @@ def extract_features(
     if len(images) == 0:
         raise ValueError("no images to extract features from")
     device = device_of(encoder)
+    keep_freed_memory()
     batches: list[Tensor] = []
     with evaluation_mode(encoder), torch.inference_mode(), passes_in(precision, device.type):
         done = 0

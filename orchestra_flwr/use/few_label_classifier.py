@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestra_flwr.console.image_count import image_count
 from orchestra_flwr.evaluation.linear_probe import LinearProbe, fit_linear_probe
 
 FOLDS = 5
@@ -94,6 +95,8 @@ def rightly_classified(
 ) -> NDArray[np.bool_]:
     """(n,): whether a probe fitted to the other four folds predicts each image's class.
 
+    Progress is shown on stderr: many classes take minutes.
+
     Args:
         vectors: (n, dim) embeddings, finite.
         codes: (n,) classes from 0, at least five images of each.
@@ -104,7 +107,11 @@ def rightly_classified(
     classes = torch.from_numpy(codes)
     right = np.zeros(len(classes), dtype=bool)
     splits = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    for train, test in splits.split(np.zeros(len(codes)), codes):
-        probe = fit_linear_probe(vectors[train], classes[train], seed=seed)
-        right[test] = (probe.predict(vectors[test]) == classes[test]).numpy()
+    tried = 0
+    with image_count(len(codes), "classified") as on_progress:
+        for train, test in splits.split(np.zeros(len(codes)), codes):
+            probe = fit_linear_probe(vectors[train], classes[train], seed=seed)
+            right[test] = (probe.predict(vectors[test]) == classes[test]).numpy()
+            tried += len(test)
+            on_progress(tried, len(codes))
     return right

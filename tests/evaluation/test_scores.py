@@ -1,7 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
+from orchestra_flwr import process_memory
 from orchestra_flwr.config import AugmentationConfig, EvaluationConfig, ScoresConfig
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.evaluation import knn_accuracy, linear_accuracy
@@ -45,6 +48,21 @@ def test_scores_of_an_encoder_are_those_of_its_features():
     errors = {"knn_standard_error", "linear_standard_error"}
     of_features = {"feature_std", "effective_rank"}
     assert scores.keys() == {"knn", "linear", "linear_penalty"} | of_features | errors
+
+
+def test_memory_is_kept_from_batch_to_batch_and_goes_back_when_the_features_are_made(monkeypatch):
+    """Fetching the pages of each batch anew took a third of an evaluation."""
+    told = []
+    libc = SimpleNamespace(
+        mallopt=lambda parameter, _: told.append(parameter),
+        malloc_trim=lambda _: told.append("return"),
+    )
+    monkeypatch.setattr(process_memory, "_libc", lambda: libc)
+    hooked = Pixels()
+    hooked.register_forward_hook(lambda *_: told.append("batch"))
+    scored(hooked, striped(7, 0), striped(7, 1))  # a batch each
+    kept = [process_memory.M_MMAP_MAX, process_memory.M_TRIM_THRESHOLD]
+    assert told == [*kept, "batch", *kept, "batch", "return"]
 
 
 def test_a_fixed_probe_is_as_it_was():

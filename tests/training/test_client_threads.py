@@ -3,7 +3,6 @@
 import threading
 import time
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +10,7 @@ import torch
 from orchestra_flwr import simulate
 from orchestra_flwr.methods import Received
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import (
-    build_learner,
-    client_threads,
-    process_memory,
-    return_freed_memory,
-    train_round,
-)
+from orchestra_flwr.training import build_learner, client_threads, train_round
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = (24, 40, 17, 33)  # other batches, and other numbers of them
@@ -119,15 +112,3 @@ def test_a_run_ends_like_one_with_clients_one_after_another(tiny_overrides, tmp_
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     for one, other in zip(*(result.metrics for result in results), strict=True):
         assert other.loss == one.loss
-
-
-def test_none_gives_memory_back_for_which_the_others_would_wait(monkeypatch):
-    given_back = []
-    monkeypatch.setattr(
-        process_memory, "_libc", lambda: SimpleNamespace(malloc_trim=given_back.append)
-    )
-    with client_threads(2, torch.device("cpu")) as threads:
-        list(threads.map(lambda _: return_freed_memory(), range(4)))
-    assert given_back == []
-    return_freed_memory()
-    assert given_back == [0]

@@ -1,5 +1,7 @@
 """The classifier of few labels, and its accuracy by cross-validation."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from orchestra_flwr.console import image_count
 from orchestra_flwr.use.few_label_classifier import (
     FewLabelClassifier,
     estimate_accuracy,
@@ -67,6 +70,17 @@ def test_labels_that_mean_nothing_are_not_called_accurate():
     assert estimate.low < 1 / 3 < estimate.high
     fitted = fit_few_labels(vectors, labels, seed=0)
     assert fitted.strength < 1  # noise asks for a strong penalty
+
+
+def test_progress_of_an_estimate_is_shown(capsys, monkeypatch):
+    """With 81 classes of 2,000 images nothing was said for minutes."""
+    ticks = itertools.count(step=11.0)
+    monkeypatch.setattr(image_count.time, "monotonic", lambda: next(ticks))
+    estimate_accuracy(torch.randn(60, 4), [str(i % 3) for i in range(60)], seed=0)
+    out, err = capsys.readouterr()
+    assert out == "" and [line.partition(",")[0] for line in err.splitlines()] == [
+        f"classified {tried} of 60 images" for tried in (12, 24, 36, 48, 60)
+    ]
 
 
 def test_five_images_of_a_class_are_enough():

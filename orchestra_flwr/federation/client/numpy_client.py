@@ -25,14 +25,14 @@ from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_
 from orchestra_flwr.methods import KeepsState, Received, Role, release_of
 from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.privacy.updates import clipped_state
+from orchestra_flwr.process_memory import keep_freed_memory, return_freed_memory
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training import (
     Learner,
     LocalResult,
     build_learner,
-    keep_freed_memory,
+    is_beside_others,
     observe_round,
-    return_freed_memory,
     torch_threads,
     train_round,
 )
@@ -164,7 +164,8 @@ class OrchestraClient(NumPyClient):
             work = self._begin(parameters, config)
             del parameters  # frees them where the caller has not kept them
             result = self._train(work) if train else self._observe(work)
-        return_freed_memory()  # before the reply is packed, which takes two models' memory
+        if not is_beside_others():  # all threads would wait, and allocate it again at once
+            return_freed_memory()  # before the reply is packed, which takes two models' memory
         contributed = result.contribution.arrays
         arrays = [contributed[name].float().cpu().numpy() for name in self.contributes]
         if train:

@@ -49,6 +49,7 @@ from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.fingerprints import fingerprint_of
 from orchestra_flwr.methods import ordered_backbones, release_of
 from orchestra_flwr.models import Backbone, tensors_sha256
+from orchestra_flwr.process_memory import used_memory
 from orchestra_flwr.reporting import (
     Progress,
     RoundOutcome,
@@ -62,7 +63,6 @@ from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import early_round, losses_at_chance, run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
 from orchestra_flwr.training import cores_for_clients, first_weights
-from orchestra_flwr.training.process_memory import used_memory
 
 
 @dataclass

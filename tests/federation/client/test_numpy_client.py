@@ -1,9 +1,11 @@
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from orchestra_flwr import process_memory
 from orchestra_flwr.evaluation import label_free_scores
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
@@ -13,7 +15,7 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.models import recalibrated
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import build_learner, torch_threads, train_round
+from orchestra_flwr.training import build_learner, client_threads, torch_threads, train_round
 
 
 def images(n=20):
@@ -53,6 +55,23 @@ def test_the_first_round_returns_centroids_only(tiny):
     )
     assert [a.shape for a in arrays] == [(2, 16)]
     assert metrics["steps"] == 0 and not any(name.startswith("loss") for name in metrics)
+
+
+def test_memory_goes_back_after_a_round_unless_other_threads_would_wait_for_it(tiny, monkeypatch):
+    given_back = []
+    libc = SimpleNamespace(malloc_trim=given_back.append)
+    monkeypatch.setattr(process_memory, "_libc", lambda: libc)
+    config = tiny()
+    parameters = down(config)[1]
+
+    def fit(client):
+        OrchestraClient(config, client, images()).fit(parameters, {"round": 0, "train": False})
+
+    with client_threads(2, torch.device("cpu")) as threads:
+        list(threads.map(fit, "01"))
+    assert given_back == []
+    fit("2")
+    assert given_back == [0]
 
 
 @pytest.mark.parametrize("method", ["orchestra", "byol", "swav", "supervised"])

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from orchestra_flwr.training.process_memory import used_memory
+from orchestra_flwr.process_memory import used_memory
 
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc has the settings"
@@ -15,7 +15,7 @@ BEGIN = """
 import resource
 from pathlib import Path
 import numpy as np
-from orchestra_flwr.training.process_memory import keep_freed_memory, return_freed_memory
+from orchestra_flwr.process_memory import keep_freed_memory, return_freed_memory
 
 def step():
     activations = [np.ones(500_000) for _ in range(20)]  # 80 MB
