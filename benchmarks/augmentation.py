@@ -23,7 +23,8 @@ from orchestra_flwr.config import load_config
 from orchestra_flwr.data import augment
 from orchestra_flwr.methods.orchestra import RECIPES
 from orchestra_flwr.models import normalise
-from orchestra_flwr.training import keep_freed_memory, resolve_device
+from orchestra_flwr.process_memory import keep_freed_memory
+from orchestra_flwr.training import resolve_device
 
 BATCH = 16
 View = Callable[[torch.Tensor], torch.Tensor]

@@ -19,14 +19,9 @@ from published import PublishedClient, client_images
 from orchestra_flwr.config import Config, load_config
 from orchestra_flwr.machine_limits import usable_cpus
 from orchestra_flwr.methods.orchestra import Orchestra
+from orchestra_flwr.process_memory import keep_freed_memory
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import (
-    Learner,
-    build_learner,
-    keep_freed_memory,
-    resolve_device,
-    train_round,
-)
+from orchestra_flwr.training import Learner, build_learner, resolve_device, train_round
 
 
 def learner(config: Config, device: torch.device) -> Learner:

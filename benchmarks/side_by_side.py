@@ -25,14 +25,9 @@ from orchestra_flwr.config import load_config
 from orchestra_flwr.data.batches import batch_sizes
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.messages.schema import Schemas, pack_state
+from orchestra_flwr.process_memory import keep_freed_memory
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import (
-    client_threads,
-    keep_freed_memory,
-    resolve_device,
-    torch_threads,
-    train_round,
-)
+from orchestra_flwr.training import client_threads, resolve_device, torch_threads, train_round
 
 IMAGES = 500  # of a client: 50,000 over 100
 PAPER_EPOCHS = 100 * 50 * 10  # rounds, clients in each, epochs of each

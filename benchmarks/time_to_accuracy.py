@@ -25,9 +25,10 @@ from orchestra_flwr.config import Config, load_config
 from orchestra_flwr.methods.orchestra import Orchestra
 from orchestra_flwr.methods.simclr import SimCLR
 from orchestra_flwr.methods.teacher import teacher_of
+from orchestra_flwr.process_memory import keep_freed_memory
 from orchestra_flwr.reporting import RunFolder
 from orchestra_flwr.seeding import ClientSeed
-from orchestra_flwr.training import build_learner, keep_freed_memory, train_round
+from orchestra_flwr.training import build_learner, train_round
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results"
 RUNS = {
