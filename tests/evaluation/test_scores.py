@@ -51,7 +51,7 @@ def test_scores_of_an_encoder_are_those_of_its_features():
 
 
 def test_memory_is_kept_from_batch_to_batch_and_goes_back_when_the_features_are_made(monkeypatch):
-    """Fetching the pages of each batch anew took a third of an evaluation."""
+    """Fetching the pages of each batch anew took a third of the features' time."""
     told = []
     libc = SimpleNamespace(
         mallopt=lambda parameter, _: told.append(parameter),
