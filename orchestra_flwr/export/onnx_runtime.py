@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.console.quiet_logger import quiet_logger
-from orchestra_flwr.export.programs import INPUT, OUTPUT
+from orchestra_flwr.export.programs import INPUT, OUTPUT, ExportError
 from orchestra_flwr.machine_limits import usable_cpus
 
 ERRORS_ONLY = 3  # of onnxruntime's levels
@@ -40,6 +40,9 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
     Args:
         model: float32.
         images: (N, C, H, W) uint8, like those that the model will see.
+
+    Raises:
+        ExportError: the quantiser left all of the backbone in float32.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -58,11 +61,20 @@ def quantised(model: bytes, images: Tensor, batch_size: int) -> bytes:
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
                 op_types_to_quantize=list(QUANTISED),
-                nodes_to_exclude=_outside_the_backbone(prepared),
+                # From the plain model: preparing it keeps names, but may drop scopes.
+                nodes_to_exclude=_outside_the_backbone(plain),
                 per_channel=True,
                 extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
             )
+        if not _has_8_bits(result):
+            raise ExportError("int8=true: onnxruntime found nothing in this encoder to quantise")
         return result.read_bytes()
+
+
+def _has_8_bits(file: Path) -> bool:
+    import onnx
+
+    return any(node.op_type == "DequantizeLinear" for node in onnx.load(file).graph.node)
 
 
 def _outside_the_backbone(file: Path) -> list[str]:
