@@ -11,7 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
-from orchestra_flwr.config import KEPT_ROUNDS, Config, ConfigError, config_to_yaml, read_config_file
+from orchestra_flwr.config import (
+    KEPT_ROUNDS,
+    RESUME_MAY_CHANGE,
+    Config,
+    ConfigError,
+    config_to_yaml,
+    read_config_file,
+)
 from orchestra_flwr.files import append_durably, finite, read_whole_lines, write_atomically
 from orchestra_flwr.folder_lock import LOCK, FolderInUseError, locked
 from orchestra_flwr.reporting.folder_record import check_folder
@@ -23,6 +30,10 @@ from orchestra_flwr.reporting.kept_checkpoints import (
     round_of,
 )
 from orchestra_flwr.tensor_files import DamagedFileError
+
+# The options of `federation` that a resumed run may change: who is waited for, and how long.
+_SECTION = "federation."
+WAITING = [key.removeprefix(_SECTION) for key in RESUME_MAY_CHANGE if key.startswith(_SECTION)]
 
 
 class RunFolder:
@@ -98,7 +109,7 @@ class RunFolder:
             note = ""
             if config.resume is not None:
                 note = cls.resume(path, config.resume_round).note
-                _write_more_rounds(path, config.federation.rounds)
+                _write_changes(path, config)
             else:
                 _begin(path, config)
             yield cls(path, lock, note, config.plugins, program)
@@ -332,15 +343,19 @@ def _planned_rounds(path: Path) -> int:
     return int(read_config_file(path / "config.yaml")["federation"]["rounds"])
 
 
-def _write_more_rounds(path: Path, rounds: int) -> None:
-    """Stores the number of rounds of a run that is resumed with more, for all later resumes.
+def _write_changes(path: Path, config: Config) -> None:
+    """Stores for all later resumes what this one changes: more rounds, and who is waited for.
 
-    A run that ends early can still continue: its learning rates are for the planned rounds.
+    A service that restarts has no other keys. A run that ends early can still continue: its
+    learning rates are for the planned rounds.
     """
     file = path / "config.yaml"
-    if _planned_rounds(path) < rounds:
-        saved = read_config_file(file)
-        saved["federation"]["rounds"] = rounds
+    saved = read_config_file(file)
+    old, given = saved["federation"], config.federation.model_dump(mode="json")
+    new = {name: given[name] for name in WAITING if name in given}
+    new["rounds"] = max(old["rounds"], given["rounds"])
+    if any(old.get(name) != value for name, value in new.items()):
+        saved["federation"] = old | new
         write_atomically(file, config_to_yaml(saved).encode())
 
 

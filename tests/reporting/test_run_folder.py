@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_flwr.config import Config, ConfigError, load_config
+from orchestra_flwr.config import Config, ConfigError, load, load_config
+from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.reporting import RunFolder
 
 
@@ -220,3 +221,20 @@ def test_the_advice_of_a_command_is_one_for_a_shell(tmp_path):
     line = RunFolder(path, plugins=("mine",), program="orchestra-server").how_to_continue(2)
     words = ["orchestra-server", f"resume={path}", "resume_round=2", "plugins=[mine]"]
     assert shlex.split(line.removeprefix("continue with: ")) == words
+
+
+def test_later_resumes_know_who_is_waited_for(tmp_path):
+    """A service starts again with `resume=` alone, after a person has lowered the number."""
+    run = tmp_path / "run"
+    started = ["federation.min_clients=4", "federation.rounds=3"]
+
+    def resumed(*overrides):
+        return load(ServerConfig, [f"resume={run}", *overrides], all_read=True)
+
+    with RunFolder.open(load(ServerConfig, [*started, f"run_dir={run}"], all_read=True)):
+        pass
+    changed = resumed("federation.min_clients=3", "federation.enough=2", "federation.rounds=5")
+    with RunFolder.open(changed):
+        pass
+    federation = resumed().federation
+    assert (federation.min_clients, federation.enough, federation.rounds) == (3, 2, 5)

@@ -65,7 +65,8 @@ def resumed(
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"resume={folder}: no run folder (it holds no config.yaml)")
-    run = parse_saved(section, read_config_file(file), file)
+    # As a resumed run, since an earlier resume may have changed who is waited for.
+    run = parse_saved(section, read_config_file(file) | {"resume": str(folder)}, file)
     saved = run.model_dump(mode="json")
     for key in suggested:
         OmegaConf.update(composed, key, value_at(saved, key.split(".")))
