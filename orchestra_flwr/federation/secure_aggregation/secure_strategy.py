@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from orchestra_flwr.console.text import listed
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Task
 from orchestra_flwr.federation.messages import fields
@@ -26,7 +27,7 @@ from orchestra_flwr.federation.messages.replies import (
 )
 from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.sum_codec import MAX_METRICS, Start, codec_of
-from orchestra_flwr.federation.server.round_report import Dropped
+from orchestra_flwr.federation.server.round_report import Dropped, reasons
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy, dropped
 from orchestra_flwr.privacy.secure_sums import SumFailedError, SumServer
@@ -63,10 +64,9 @@ class SecureStrategy(OrchestraStrategy):
         try:
             total = self._summed()
         except SumFailedError as error:
-            first = self.report.dropped[:1]
-            why = "".join(f"; client {failure.client}: {failure.reason}" for failure in first)
+            why = listed([str(error), *reasons(self.report.dropped)], separator="; ")
             raise FederationError(
-                f"round {self.round.number}: no sum with secure aggregation: {error}{why}. "
+                f"round {self.round.number}: no sum with secure aggregation: {why}. "
                 "Nothing is known of the clients' updates"
             ) from error
         self._apply(total)

@@ -16,7 +16,7 @@ from orchestra_flwr.federation.server.checkpoint import run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
-from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
+from orchestra_flwr.federation.server.round_report import Dropped, RoundReport, reasons
 from orchestra_flwr.federation.server.strategy import OrchestraStrategy
 from orchestra_flwr.federation.server.timeline import Timeline
 from orchestra_flwr.flower.streaming_grid import Arrival
@@ -196,13 +196,12 @@ def check_round(
     asked, answered = report.asked, report.answered
     needed = federation.config.federation.needed(asked)
     if asked and answered < needed:
-        first = [f"client {failure.client}: {failure.reason}" for failure in report.dropped[:1]]
         keys = "(federation.round_timeout, federation.deadline)"
         late = [f"{len(report.late)} were late {keys}"] * bool(report.late)
         why = (
             f"round {round_.number}: {answered} of {asked} clients answered well, "
             f"federation.min_success={federation.config.federation.min_success:g}, a share, "
-            f"asks for {needed}; {', '.join([*first, *late])}"
+            f"asks for {needed}; {listed([*late, *reasons(report.dropped)], separator='; ')}"
         )
         tried = not all(failure.silent for failure in report.dropped)
         if answered or not round_.trains or not tried or earlier is None:

@@ -1,10 +1,11 @@
 """What happened in a round."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
+from orchestra_flwr.console.text import listed
 from orchestra_flwr.evaluation import Drift, LabelFreeScores
 from orchestra_flwr.federation.messages.fields import CONTRIBUTED, SMALLEST_GROUP, TRAINED
 
@@ -19,6 +20,14 @@ class Dropped:
     client: str
     reason: str
     silent: bool = False  # no answer of its own: it came too late, or its node is gone
+
+
+def reasons(dropped: Iterable[Dropped]) -> list[str]:
+    """Why clients dropped out, each reason once, since all may have to be mended."""
+    clients: dict[str, list[str]] = {}
+    for failure in dropped:
+        clients.setdefault(failure.reason, []).append(failure.client)
+    return [f"client {listed(names)}: {reason}" for reason, names in clients.items()]
 
 
 @dataclass(frozen=True)
