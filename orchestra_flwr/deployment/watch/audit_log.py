@@ -139,8 +139,6 @@ def check_audit(folder: Path) -> tuple[int, str]:
         OSError: it cannot be read.
     """
     file = folder / FILE
-    if not folder.is_dir():
-        raise AuditError(f"{folder}: no such folder")
     if not file.exists() and not (folder / END).exists():
         raise AuditError(
             f"{folder} has no {FILE}: the run folder of a server of real clients has one, and so "

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestra_flwr.config import Composed, OptionalPathText
+from orchestra_flwr.config import Composed, ConfigError, OptionalPathText
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted, duration, size
 from orchestra_flwr.deployment.keys.server_address import host_of
@@ -50,10 +50,14 @@ def run_top(config: TopConfig) -> None:
     """Shows a status until it is interrupted, or checks an audit log.
 
     Raises:
+        ConfigError: there is no folder `audit`: a mistake in the command, not a changed log.
         OSError, ValueError: no status, or a log that was changed; one line.
     """
     if config.audit:
-        lines, digest = check_audit(at_home(config.audit))
+        folder = at_home(config.audit)
+        if not folder.is_dir():
+            raise ConfigError(f"audit={config.audit}: no such folder")
+        lines, digest = check_audit(folder)
         print(f"{counted(lines, 'line')}, none was changed, removed or moved; the last is {digest}")
         return
     shown, console = snapshot(str(config.server)), Console(highlight=False)
