@@ -10,6 +10,7 @@ from orchestra_flwr.data.any_dataset import as_dataset
 from orchestra_flwr.data.sources.stored import store
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.simulation import prepared
+from orchestra_flwr.plugins import has_changed
 from orchestra_flwr.reporting import Progress, RoundOutcome, RunFolder, make_progress
 from orchestra_flwr.reporting.run_result import Result
 
@@ -57,6 +58,7 @@ def simulate(
     if dataset is not None:
         lines = _with_images(lines, dataset)
     config = load_config(lines, all_read=True)
+    _check_code(config.plugins)
     with prepared(config) as run, RunFolder.open(config) as folder:
         try:
             with _display(config, progress) as shown:
@@ -65,6 +67,15 @@ def simulate(
             error.add_note(folder.how_to_continue(getattr(error, "resume_round", None)))
             raise
     return Result(folder.path)
+
+
+def _check_code(packages: Sequence[str]) -> None:
+    """Refuses a run by code that is no longer in the files: a notebook keeps what it imported."""
+    for package in filter(has_changed, packages):
+        raise ConfigError(
+            f"plugins=[{package}]: its files have changed since this process imported them: start "
+            "Python again"
+        )
 
 
 def _lines(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:

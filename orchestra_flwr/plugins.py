@@ -14,7 +14,7 @@ import pkgutil
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +161,16 @@ def fingerprint(packages: Sequence[str]) -> str:
     """
     codes = [_imported_codes[_import_user_package(package)] for package in sorted(packages)]
     return fingerprint_of("\n".join(codes)) if codes else ""
+
+
+def codes_of(packages: Iterable[str]) -> dict[str, str]:
+    """The :func:`fingerprint` of each package, by its name."""
+    return {package: fingerprint([package]) for package in packages}
+
+
+def changed(earlier: Mapping[str, Any], packages: Iterable[str]) -> list[str]:
+    """The packages whose code is another one than that of the same names in `earlier`."""
+    return [name for name, code in codes_of(packages).items() if earlier.get(name, code) != code]
 
 
 def has_changed(package: str) -> bool:

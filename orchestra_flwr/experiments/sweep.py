@@ -26,6 +26,7 @@ from orchestra_flwr.experiments.planning.transfer import PROTOCOLS, check_transf
 from orchestra_flwr.experiments.results.runs import LOGS, STARTED, Run, last_error, read_run
 from orchestra_flwr.files import at_home, write_atomically
 from orchestra_flwr.folder_lock import is_locked
+from orchestra_flwr.plugins import changed
 from orchestra_flwr.reporting import RunFolder, environment
 
 Announce = Callable[[str], None]
@@ -73,7 +74,7 @@ def run_plan(
         images = plan.experiment.at(plan.scale).transfer
         check_transfer(images, plan.transfer_root, configs.values())
     plan.write(folder)
-    for line in _of_other_images(configs, folder):
+    for line in (*_of_other_images(configs, folder), *of_other_code(configs, folder)):
         announce(line)
     if plan.experiment.work == "split":
         return _measure_splits(configs, folder, announce)
@@ -103,6 +104,19 @@ def _of_other_images(configs: Mapping[str, Config], folder: Path) -> Iterator[st
         yield (
             f"{count} of these runs exist already and are of the images in {earlier}, not in "
             f"{root}: for other images give another folder="
+        )
+
+
+def of_other_code(configs: Mapping[str, Config], folder: Path) -> Iterator[str]:
+    """A line for each users' package that has changed since existing runs were made."""
+    made_before: Counter[str] = Counter()
+    for name, config in configs.items():
+        if (run := read_run(folder / name)) is not None:
+            made_before.update(changed(run.summary.get("versions") or {}, config.plugins))
+    for package, count in made_before.items():
+        yield (
+            f"{count} of these runs exist already and are of other code: {package} has changed. "
+            f"To train them again, remove their folders in {folder}"
         )
 
 

@@ -11,7 +11,7 @@ from orchestra_flwr.experiments.multirun import FOLDER, make_sweep, print_sweep
 from orchestra_flwr.experiments.planning.description import experiment_names
 from orchestra_flwr.experiments.planning.plan import make_plan
 from orchestra_flwr.experiments.report.writer import write_report
-from orchestra_flwr.experiments.sweep import jobs_of, run_jobs, run_plan
+from orchestra_flwr.experiments.sweep import jobs_of, of_other_code, run_jobs, run_plan
 from orchestra_flwr.files import at_home
 
 
@@ -66,6 +66,8 @@ def run_several(flags: Flags) -> int:
     def work() -> int:
         todo = jobs_of(rows, FOLDER)
         print(f"{len(configs)} runs, {len(configs) - len(todo)} complete already", flush=True)
+        for line in of_other_code(configs, FOLDER):
+            print_line(line)
         failed = run_jobs(todo, FOLDER, 1, print_line)
         print_sweep(rows, FOLDER)
         return 1 if failed else 0

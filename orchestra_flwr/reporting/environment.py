@@ -2,18 +2,24 @@
 
 import platform
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 import orchestra_flwr
 from orchestra_flwr.machine_limits import usable_cpus
+from orchestra_flwr.plugins import codes_of
 
 
-def environment() -> dict[str, str | int | None]:
-    """Versions of this package and its dependencies, and facts about the machine; never raises.
+def environment(plugins: Iterable[str] = ()) -> dict[str, str | int | None]:
+    """Versions of this package and its dependencies, and facts about the machine.
 
-    None where unknown. `commit` is as in :func:`git_commit`.
+    None where unknown. `commit` is as in :func:`git_commit`; of users' packages, which have no
+    version, there is the fingerprint of their code.
+
+    Raises:
+        PluginError: a user's package cannot be imported.
     """
     return {
         "orchestra_flwr": orchestra_flwr.__version__,
@@ -23,6 +29,7 @@ def environment() -> dict[str, str | int | None]:
         "cpu": _cpu(),
         "cores": usable_cpus(),
         "commit": _own_commit(),
+        **codes_of(plugins),
     }
 
 

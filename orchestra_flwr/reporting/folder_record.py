@@ -7,13 +7,14 @@ results that belong to neither run.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestra_flwr.config import MAY_GROW, RESUME_MAY_CHANGE, ConfigError, read_config_file
 from orchestra_flwr.config.section import within
 from orchestra_flwr.console.text import flat, listed, lookup
+from orchestra_flwr.plugins import changed, codes_of
 from orchestra_flwr.reporting.kept_checkpoints import LATEST, earlier_rounds
 from orchestra_flwr.tensor_files import DamagedFileError, read_values
 
@@ -33,14 +34,17 @@ class FolderRecord:
 
     Args:
         folder: it holds the `config.yaml` with which the run was started.
+        plugins: the users' packages that take part.
 
     Raises:
         ConfigError: `config.yaml` is damaged.
+        PluginError: a package cannot be imported.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plugins: Iterable[str] = ()) -> None:
         self._folder = folder
         self._config = read_config_file(folder / "config.yaml")
+        self._code = codes_of(plugins)
         self._grown = {name: _Growing(folder / name) for name in GROWING}
 
     def to_json(self) -> str:
@@ -52,7 +56,20 @@ class FolderRecord:
         files = {name: grown.entry() for name, grown in self._grown.items() if grown.path.is_file()}
         fixed = {name: _Growing(self._folder / name) for name in FIXED}
         files |= {name: read.entry() for name, read in fixed.items() if read.path.is_file()}
-        return json.dumps({"config": self._config, "files": files}, default=str)
+        held = {"config": self._config, "files": files, "code": self._code}
+        return json.dumps(held, default=str)
+
+
+def packages_of_other_code(folder: Path, plugins: Iterable[str]) -> list[str]:
+    """The users' packages whose code is not that of the latest checkpoint; it may have none.
+
+    Raises:
+        DamagedFileError, OSError: the checkpoint cannot be read.
+    """
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        return []
+    return changed(json.loads(read_values(path)[VALUE]).get("code", {}), plugins)
 
 
 def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:

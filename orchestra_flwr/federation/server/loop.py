@@ -139,8 +139,10 @@ class FederationRun:
         self.encoders = RunEncoders(config, self.evaluator, self.models, exchange)
         self.best = BestEncoder(self.evaluator)
         self.skipped = len(self.evaluator.dataset.skipped) if self.evaluator.dataset else 0
-        self.record = FolderRecord(folder.path)
-        self.versions = environment()  # of the code that runs, whatever is committed meanwhile
+        self.record = FolderRecord(folder.path, config.plugins)
+        self.versions = environment(
+            config.plugins
+        )  # of the code that runs, whatever is committed meanwhile
         self.messages = RoundMessages(
             self.grid, self.federation, members, folder, progress, self.timeline, self.work
         )
