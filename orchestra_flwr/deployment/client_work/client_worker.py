@@ -265,7 +265,7 @@ class ClientWorker:
             if not re.fullmatch(NAME_PATTERN, registered):  # it goes into commands to paste
                 refused = "the server gives this client's key a name that no key can have"
                 raise RefusalError(refused, Failure.OTHER_NAME)
-            name, public = registered, Path(self._config.security) / "client.pub"
+            name, public = registered, self._config.keys_folder / "client.pub"
             raise RefusalError(
                 f"the server refuses this client: its key is registered there as {name}, and named "
                 f"{self._name} in {public}. Either end that file with {name} and start this client "
