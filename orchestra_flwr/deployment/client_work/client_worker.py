@@ -15,7 +15,12 @@ from orchestra_flwr.data.image_files.decoded_cache import cache_dir, only_the_la
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
 from orchestra_flwr.deployment.client_work.received_settings import ReceivedSettings, check_version
-from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
+from orchestra_flwr.deployment.client_work.refusal import (
+    RefusalError,
+    about_full_disk,
+    as_refusal,
+    failure_of,
+)
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
 from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
@@ -303,7 +308,7 @@ def _place(round_: int) -> str:
 
 def _describe(error: Exception) -> str:
     known = isinstance(error, RefusalError | SumRefusedError)
-    return _cut(str(error) if known else describe(error))
+    return _cut(str(error) if known else about_full_disk(error) or describe(error))
 
 
 def _cut(text: str) -> str:

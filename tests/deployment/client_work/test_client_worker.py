@@ -1,5 +1,6 @@
 """A client's own process takes part in runs, without any network."""
 
+import errno
 import gc
 import json
 import os
@@ -342,6 +343,34 @@ def test_too_little_memory_has_its_own_word(worker, server, error, ask, task, mo
 
     monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
     assert ask(worker(), "train", task(server)) == {"failure": "out_of_memory"}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("kind", ["greet", "train"])
+def test_a_full_disk_has_its_own_word_and_is_said_with_its_folder(
+    worker, server, said, photos, ask, greeting, task, monkeypatch, code, kind
+):
+    """It was an error that the client did not expect, with a line of this program."""
+
+    def load(*arguments):
+        raise OSError(code, os.strerror(code), str(photos / "made/for/it.safetensors"))
+
+    monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
+    one = worker()
+    answer = ask(one, kind, {"greet": greeting, "train": task}[kind](server))
+    assert answer.get("failure", answer.get(CONFIG, {}).get("refusal")) == "disk_full"
+    assert one.problem == f"the disk is full ({os.strerror(code)}): make room in {photos}"
+    assert said[-1].endswith(f": {one.problem}")
+
+
+def test_a_full_disk_is_told_from_other_files_that_cannot_be_written(
+    worker, server, said, ask, task, monkeypatch
+):
+    def load(*arguments):
+        raise PermissionError(errno.EACCES, "Permission denied", "/x")
+
+    monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
+    assert ask(worker(), "train", task(server)) == {"failure": "data_unreadable"}
 
 
 def test_models_are_let_go_of_at_once(worker, server, task):
