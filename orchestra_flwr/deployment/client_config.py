@@ -40,6 +40,11 @@ class ClientDataConfig(Section):
         """At most so many images; None: all."""
         return self.limit if self.train_limit is None else self.train_limit
 
+    @property
+    def key_of_most(self) -> str:
+        """The key that sets `most`."""
+        return "data.limit" if self.train_limit is None else "data.train_limit"
+
 
 class ClientMethodConfig(Section):
     """Options of a method that each client sets itself, whatever its server says of them."""

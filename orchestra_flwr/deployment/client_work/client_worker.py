@@ -253,8 +253,8 @@ class ClientWorker:
         images, least = self._load(config), config.federation.min_images
         if (count := count_distinct(images.images, least)) < least:
             raise RefusalError(
-                f"{count} different images, the server asks for at least {least}: add images to "
-                f"{self._config.data.root}, or lower federation.min_images at the server",
+                f"{count} different images, the server asks for at least {least}: "
+                f"{self._way_to_more(len(images))}, or lower federation.min_images at the server",
                 Failure.TOO_FEW_IMAGES,
             )
         self._releases.check(received, len(images))
@@ -263,6 +263,13 @@ class ClientWorker:
             labels_for(config, images)
         check_client(config, self._name)
         return config
+
+    def _way_to_more(self, count: int) -> str:
+        """What gives this client more than `count` images."""
+        data = self._config.data
+        if count == data.most:  # those beyond it were left out
+            return f"raise {data.key_of_most}={count}, if {data.root} holds more"
+        return f"add images to {data.root}"
 
     def _check_name(self, registered: str) -> None:
         """Compares the name of this client's key at the server with the one that it has here."""

@@ -157,6 +157,25 @@ def test_a_folder_whose_name_is_no_text(worker, server, said, photos, ask, greet
     assert one.problem is None
 
 
+@pytest.mark.parametrize("key", ["data.train_limit", "data.limit"])
+def test_a_client_whose_own_limit_leaves_too_few_is_told_to_raise_it(
+    worker, server, ask, greeting, photos, key
+):
+    """It was told to add images to a folder that held enough."""
+    one = worker(f"{key}=7")
+    assert ask(one, "greet", greeting(server))[CONFIG]["refusal"] == "too_few_images"
+    assert f"at least 16: raise {key}=7, if {photos} holds more, or lower " in one.problem
+    few = worker()
+    ask(few, "greet", greeting(server, config=few_images(server)))
+    assert f"at least 30: add images to {photos}, or lower federation.min" in few.problem
+
+
+def few_images(server):
+    values = json.loads(server.for_clients().to_json())
+    values["federation"]["min_images"] = 30
+    return json.dumps(values)
+
+
 def test_copies_of_images_are_not_more_images(worker, server, said, ask, greeting, photos):
     """20 files, as links would make them too, but two images: too few for the server's 16."""
     for i in range(2, 20):
