@@ -1,6 +1,7 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
 import errno
+import json
 import os
 import platform
 import re
@@ -333,6 +334,27 @@ def test_a_client_that_cannot_write_is_one_line_and_exit_code_1(tmp_path, monkey
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     assert client_main(["server=127.0.0.1:1", f"data.root={tmp_path}", "insecure=true"]) == 1
     assert capsys.readouterr().err.endswith("No space left on device: 'orchestra-1'\n")
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "shown"),
+    [
+        ({"format": "json"}, [], False),
+        ({"progress": "off"}, [], False),
+        ({"format": "json"}, ["logging.format=text"], True),
+        ({"format": "text"}, [], True),
+        ({}, ["logging.format=json"], False),
+        ("damaged", [], True),
+    ],
+)
+def test_a_resumed_server_says_that_it_starts_as_its_run_shows_lines(
+    tmp_path, saved, given, shown, capsys
+):
+    """Of a run with logging.format=json the first line was no JSON."""
+    (tmp_path / "config.yaml").write_text(json.dumps({"logging": saved}))
+    with cli._starting(cli._serve, [f"resume={tmp_path}", *given]):
+        pass
+    assert bool(capsys.readouterr().out) == shown
 
 
 @pytest.mark.parametrize("command", [main, server_main, client_main])
