@@ -29,17 +29,18 @@ MODELS = {
 
 def measure(folder: Path, name: str, model: list[str], rounds: int, tls: bool) -> dict:
     """One federation; its rounds' seconds and bytes."""
-    port, security = free_port(), folder / ("security" if tls else "none")
+    port, security = free_port(), folder / "security"
     run = folder / f"{len(list(folder.iterdir()))}"
     server = Server(
-        run, port, f"security={security}", *model, f"federation.rounds={rounds}",
+        run, port, f"security={security}" if tls else "insecure=true",
+        *model, f"federation.rounds={rounds}",
         "federation.min_images=1", "data.image_size=16", "clustering.global_clusters=4",
         "clustering.local_clusters=2", "logging.progress=plain", "device=cpu",
     )  # fmt: skip
     clients = [
         Command(
             [Path(__file__).resolve(), "--client", f"server=127.0.0.1:{port}",
-             *([f"security={security / 'bundles' / c}"] if tls else [f"name={c}", "security=none"]),
+             *([f"security={security / 'bundles' / c}"] if tls else [f"name={c}", "insecure=true"]),
              f"data.root={folder / 'photos'}", f"state={run}-state", "device=cpu"],
             run.with_name(f"{run.name}-{c}.log"), {},
         )

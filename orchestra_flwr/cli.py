@@ -25,6 +25,7 @@ from orchestra_flwr.config import (
     config_to_yaml,
     described,
     load,
+    read_config_file,
 )
 from orchestra_flwr.console.json_lines import JsonFormatter, show_error
 from orchestra_flwr.console.output_streams import ignore_closed_streams
@@ -32,6 +33,7 @@ from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import print_line, printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
 from orchestra_flwr.extras import require_server
+from orchestra_flwr.files import at_home
 from orchestra_flwr.use.use_config import CompareConfig, EmbedConfig, LabelConfig
 
 if TYPE_CHECKING:
@@ -195,9 +197,21 @@ def _phase(config: Config, text: str) -> AbstractContextManager[None]:
 
 def _starting(run: Callable[..., int], overrides: Sequence[str]) -> AbstractContextManager[None]:
     """Shows at once that a server or client imports, for seconds, on a busy machine a minute."""
-    if run not in PROCESSES or {"logging.progress=off", "logging.format=json"} & {*overrides}:
+    if run not in PROCESSES or _is_quiet(overrides):
         return nullcontext()
     return phase("starting PyTorch and Flower", print_line, at_once=True)
+
+
+def _is_quiet(overrides: Sequence[str]) -> bool:
+    """Whether the command, or the run that it resumes, shows no text; before all is read."""
+    said = dict(text.partition("=")[::2] for text in overrides)
+    saved: Any = None
+    if "resume" in said:
+        with suppress(ConfigError):  # which is said when all is read
+            saved = read_config_file(at_home(said["resume"]) / "config.yaml").get("logging")
+    shown = {f"logging.{k}": v for k, v in saved.items()} if isinstance(saved, dict) else {}
+    shown |= said
+    return shown.get("logging.progress") == "off" or shown.get("logging.format") == "json"
 
 
 def _serve(config: ServerConfig) -> int:

@@ -1,6 +1,7 @@
 """`run_sim.py` as a person calls it: exit codes, one clear line, nothing written over."""
 
 import errno
+import json
 import os
 import platform
 import re
@@ -303,10 +304,12 @@ def test_a_run_folder_that_cannot_be_made_is_told(sim, tmp_path, tiny_overrides)
         (server_main, ["prt=1"], "prt: unknown key"),
         (server_main, ["method.ema=2"], "method.ema=2"),
         (server_main, ["host=0.0.0.0"], "orchestra-keys server"),
+        (server_main, ["port=0", "security=typo"], "typo/ca.crt is missing: make it"),
         (server_main, ["data.root=missing"], "data.root=missing"),
         (server_main, ["host=203.0.113.1", "insecure=true"], "host=203.0.113.1"),
         (client_main, [], "server=null"),
         (client_main, ["server=example.org:1", "data.root=x"], "ca.crt"),
+        (client_main, ["server=[::1]:1", "data.root=x", "security=typo"], "typo/ca.crt is missing"),
         (client_main, ["server=127.0.0.1:1", "data.root=missing"], "data.root=missing"),
         (client_main, ["server=127.0.0.1:1", "data.root=x", "lr=1"], "lr: unknown key"),
     ],
@@ -329,8 +332,29 @@ def test_a_client_that_cannot_write_is_one_line_and_exit_code_1(tmp_path, monkey
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
-    assert client_main(["server=127.0.0.1:1", f"data.root={tmp_path}", "security=none"]) == 1
+    assert client_main(["server=127.0.0.1:1", f"data.root={tmp_path}", "insecure=true"]) == 1
     assert capsys.readouterr().err.endswith("No space left on device: 'orchestra-1'\n")
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "shown"),
+    [
+        ({"format": "json"}, [], False),
+        ({"progress": "off"}, [], False),
+        ({"format": "json"}, ["logging.format=text"], True),
+        ({"format": "text"}, [], True),
+        ({}, ["logging.format=json"], False),
+        ("damaged", [], True),
+    ],
+)
+def test_a_resumed_server_says_that_it_starts_as_its_run_shows_lines(
+    tmp_path, saved, given, shown, capsys
+):
+    """Of a run with logging.format=json the first line was no JSON."""
+    (tmp_path / "config.yaml").write_text(json.dumps({"logging": saved}))
+    with cli._starting(cli._serve, [f"resume={tmp_path}", *given]):
+        pass
+    assert bool(capsys.readouterr().out) == shown
 
 
 @pytest.mark.parametrize("command", [main, server_main, client_main])

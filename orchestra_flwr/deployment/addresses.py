@@ -21,12 +21,17 @@ class WatchConfig(Section):
         return {} if self.port is not None else {"watch.host": "without watch.port"}
 
 
-def uses_tls(host: str, insecure: bool, *files: Path) -> bool:
+DEFAULT_SECURITY = "security"  # the folder of keys where none is named
+
+
+def uses_tls(host: str, insecure: bool, named: bool, *files: Path) -> bool:
     """Whether a connection to `host` uses TLS.
 
-    To this machine itself it does only where keys were made: where one of `files` exists.
+    To this machine itself it does only where keys were made, where one of `files` exists, or where
+    their folder was `named`: a name with a slip of the pen must not turn TLS off.
     """
-    return not insecure and (not is_loopback(host) or any(file.is_file() for file in files))
+    wanted = named or not is_loopback(host) or any(file.is_file() for file in files)
+    return wanted and not insecure
 
 
 def is_loopback(host: str) -> bool:

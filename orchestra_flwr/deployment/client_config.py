@@ -18,7 +18,7 @@ from orchestra_flwr.config import (
     WithPlugins,
 )
 from orchestra_flwr.config.sections import MAX_THREADS
-from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
+from orchestra_flwr.deployment.addresses import DEFAULT_SECURITY, WatchConfig, uses_tls
 from orchestra_flwr.deployment.keys.client_keys import check_name
 from orchestra_flwr.deployment.keys.server_address import host_of
 from orchestra_flwr.extras import require
@@ -39,6 +39,11 @@ class ClientDataConfig(Section):
     def most(self) -> int | None:
         """At most so many images; None: all."""
         return self.limit if self.train_limit is None else self.train_limit
+
+    @property
+    def key_of_most(self) -> str:
+        """The key that sets `most`."""
+        return "data.limit" if self.train_limit is None else "data.train_limit"
 
 
 class ClientMethodConfig(Section):
@@ -109,7 +114,7 @@ class ClientConfig(WithPlugins, Composed):
     share: ShareConfig = ShareConfig()
     device: Device
     insecure: bool
-    security: PathText
+    security: OptionalPathText  # None: see `keys_folder`
     state: PathText
     watch: WatchConfig = WatchConfig()
     logging: ClientLoggingConfig = ClientLoggingConfig()
@@ -164,7 +169,23 @@ class ClientConfig(WithPlugins, Composed):
         return host_of(str(self.server))
 
     @property
+    def keys_folder(self) -> Path:
+        """The folder of keys, whether it exists or not."""
+        return Path(self.security or DEFAULT_SECURITY)
+
+    @property
     def tls(self) -> bool:
         """Whether the client speaks TLS: always, but for `insecure` and keyless loopback."""
-        files = (Path(self.security) / name for name in ("ca.crt", "client.key"))
-        return uses_tls(self.host, self.insecure, *files)
+        files = (self.keys_folder / name for name in ("ca.crt", "client.key"))
+        return uses_tls(self.host, self.insecure, self.security is not None, *files)
+
+    @property
+    def way_to_tls(self) -> str:
+        """What has to be done for TLS, where the client speaks plain text."""
+        keys = "put its ca.crt and this client's keys"
+        if self.insecure:
+            return f"leave out insecure=true, and {keys} into the folder of keys"
+        return (
+            f"there are no keys in {self.keys_folder.absolute()}: {keys} there, or name their "
+            "folder by security="
+        )

@@ -5,15 +5,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from orchestra_flwr.config import (
-    Config,
-    DataConfig,
-    LoggingConfig,
-    OptionalPathText,
-    PathText,
-    Section,
-)
-from orchestra_flwr.deployment.addresses import WatchConfig, uses_tls
+from orchestra_flwr.config import Config, DataConfig, LoggingConfig, OptionalPathText, Section
+from orchestra_flwr.deployment.addresses import DEFAULT_SECURITY, WatchConfig, uses_tls
 from orchestra_flwr.deployment.client_config import ClientMethodConfig
 from orchestra_flwr.federation.clocks.none import NoClock
 
@@ -40,7 +33,7 @@ class ServerConfig(Config):
     host: str = Field(min_length=1)
     port: int = Field(ge=0, le=65535)  # 0: any free one
     insecure: bool
-    security: PathText
+    security: OptionalPathText  # None: see `keys_folder`
     watch: WatchConfig = WatchConfig()
     queue: OptionalPathText = None  # a folder of runs, one after the other; None: this run alone
     share: ServerShareConfig = ServerShareConfig()
@@ -119,9 +112,17 @@ class ServerConfig(Config):
         return unread | watch | dict.fromkeys(only_simulated, "with real clients, only simulated")
 
     @property
+    def keys_folder(self) -> Path:
+        """The folder of keys, whether it exists or not."""
+        return Path(self.security or DEFAULT_SECURITY)
+
+    @property
     def tls(self) -> bool:
         """Whether the server speaks TLS: always, but for `insecure` and keyless loopback."""
-        return uses_tls(self.host, self.insecure, Path(self.security) / "server.crt")
+        named = self.security is not None
+        if self.resume is not None and self.security == DEFAULT_SECURITY:
+            named = False  # earlier versions wrote the default into the run's config.yaml
+        return uses_tls(self.host, self.insecure, named, self.keys_folder / "server.crt")
 
     @property
     def has_images(self) -> bool:

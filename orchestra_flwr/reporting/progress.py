@@ -220,10 +220,12 @@ class PlainProgress(Progress):
             self.message(_join(*facts, duration(now - self._round_began)))
 
     def round_finished(self, outcome: RoundOutcome) -> None:
-        """One line with all that is known about the round, and one for each dropped client."""
+        """One line with what is known about the round, if any; one for each dropped client."""
         super().round_finished(outcome)
         self.phase_ended()
-        self.message(_join(*self._ended(outcome, self._clients()), self._time_left()))
+        line = _join(*self._ended(outcome, self._clients()), self._time_left())
+        if line != self._position():  # nothing was done before training, as without images
+            self.message(line)
         for line in outcome.dropped:
             self.message(f"  dropped: {line}")
 

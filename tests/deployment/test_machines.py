@@ -80,22 +80,45 @@ def test_nothing_of_a_users_source_leaves_the_server(user_package):
     assert config.data.settings.shelf == "/srv/secret"
 
 
-def test_plain_text_is_for_this_machine_or_on_demand(tmp_path):
-    def tls(*overrides):
-        return load(ServerConfig, [f"security={tmp_path}", *overrides]).tls
+def server_tls(*overrides):
+    return load(ServerConfig, overrides).tls
 
-    assert not tls()
-    assert tls("host=0.0.0.0") and tls("host=10.0.0.5") and tls("host=example.org")
-    assert not tls("host=0.0.0.0", "insecure=true")
-    (tmp_path / "server.crt").touch()
-    assert tls()  # keys that are there are used
 
+def test_plain_text_is_for_this_machine_or_on_demand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not server_tls()
+    assert all(server_tls(f"host={host}") for host in ("0.0.0.0", "10.0.0.5", "example.org"))
+    assert not server_tls("host=0.0.0.0", "insecure=true")
     assert client().tls and not client("insecure=true").tls
-    assert not client("server=127.0.0.1:1", f"security={tmp_path}").tls
+    assert not client("server=127.0.0.1:1").tls
+    (tmp_path / "security").mkdir()
+    (tmp_path / "security/server.crt").touch()
+    assert server_tls()  # keys that are there are used
     for file in ("ca.crt", "client.key"):  # either: who has one of them wants to use keys
-        (tmp_path / file).touch()
-        assert client("server=127.0.0.1:1", f"security={tmp_path}").tls
-        (tmp_path / file).unlink()
+        (tmp_path / "security" / file).touch()
+        assert client("server=127.0.0.1:1").tls
+        (tmp_path / "security" / file).unlink()
+
+
+@pytest.mark.parametrize("folder", ["typo", "security", ""])
+def test_a_folder_of_keys_that_is_named_is_never_taken_for_plain_text(
+    tmp_path, monkeypatch, folder
+):
+    """It was, on this machine, where nothing was there: a slip of the pen turned TLS off."""
+    monkeypatch.chdir(tmp_path)
+    assert server_tls(f"security={folder}")
+    assert client("server=127.0.0.1:1", f"security={folder}").tls
+    assert not server_tls(f"security={folder}", "insecure=true")
+    assert not server_tls("security=null")
+
+
+def test_the_default_in_the_run_folder_of_an_earlier_version_is_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("security", "typo"):
+        values = {**load(ServerConfig, ["run_dir=run"]).model_dump(), "security": folder}
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.yaml").write_text(config_to_yaml(values))
+        assert server_tls(f"resume={folder}") == (folder == "typo")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,15 @@ def test_before_training_nothing_reads_like_a_failure(clock, capsys):
     assert finished == "before training  kNN 50.0 %"
 
 
+def test_of_a_start_without_images_and_without_clients_there_is_no_line(capsys):
+    """Of a server without images it was "before training", and nothing behind it."""
+    with make_progress("plain", rounds=1) as progress:
+        progress.round_finished(RoundOutcome(0, {}, None, 0.0, []))
+        assert not capsys.readouterr().out
+        progress.round_finished(RoundOutcome(0, {}, None, 0.0, ["client a: late"]))
+    assert capsys.readouterr().out == "  dropped: client a: late\n"
+
+
 def test_the_line_of_a_round_is_of_those_that_trained_and_not_of_those_that_scored(clock, capsys):
     with make_progress("plain", rounds=1) as progress:
         progress.round_started(1, 3, "training")

@@ -15,7 +15,12 @@ from orchestra_flwr.data.image_files.decoded_cache import cache_dir, only_the_la
 from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
 from orchestra_flwr.deployment.client_work.received_settings import ReceivedSettings, check_version
-from orchestra_flwr.deployment.client_work.refusal import RefusalError, as_refusal, failure_of
+from orchestra_flwr.deployment.client_work.refusal import (
+    RefusalError,
+    about_full_disk,
+    as_refusal,
+    failure_of,
+)
 from orchestra_flwr.deployment.client_work.release_history import ReleaseHistory
 from orchestra_flwr.deployment.client_work.sums import Sums
 from orchestra_flwr.deployment.keys.client_keys import NAME_PATTERN
@@ -248,8 +253,8 @@ class ClientWorker:
         images, least = self._load(config), config.federation.min_images
         if (count := count_distinct(images.images, least)) < least:
             raise RefusalError(
-                f"{count} different images, the server asks for at least {least}: add images to "
-                f"{self._config.data.root}, or lower federation.min_images at the server",
+                f"{count} different images, the server asks for at least {least}: "
+                f"{self._way_to_more(len(images))}, or lower federation.min_images at the server",
                 Failure.TOO_FEW_IMAGES,
             )
         self._releases.check(received, len(images))
@@ -259,13 +264,20 @@ class ClientWorker:
         check_client(config, self._name)
         return config
 
+    def _way_to_more(self, count: int) -> str:
+        """What gives this client more than `count` images."""
+        data = self._config.data
+        if count == data.most:  # those beyond it were left out
+            return f"raise {data.key_of_most}={count}, if {data.root} holds more"
+        return f"add images to {data.root}"
+
     def _check_name(self, registered: str) -> None:
         """Compares the name of this client's key at the server with the one that it has here."""
         if registered != self._name:
             if not re.fullmatch(NAME_PATTERN, registered):  # it goes into commands to paste
                 refused = "the server gives this client's key a name that no key can have"
                 raise RefusalError(refused, Failure.OTHER_NAME)
-            name, public = registered, Path(self._config.security) / "client.pub"
+            name, public = registered, self._config.keys_folder / "client.pub"
             raise RefusalError(
                 f"the server refuses this client: its key is registered there as {name}, and named "
                 f"{self._name} in {public}. Either end that file with {name} and start this client "
@@ -303,7 +315,7 @@ def _place(round_: int) -> str:
 
 def _describe(error: Exception) -> str:
     known = isinstance(error, RefusalError | SumRefusedError)
-    return _cut(str(error) if known else describe(error))
+    return _cut(str(error) if known else about_full_disk(error) or describe(error))
 
 
 def _cut(text: str) -> str:

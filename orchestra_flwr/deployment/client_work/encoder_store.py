@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import RecordDict
@@ -72,11 +73,11 @@ class EncoderStore:
 
     def _store(self, files: dict[str, bytes]) -> None:
         """Writes the files elsewhere, builds an encoder from them, then moves them here."""
-        make_private_folder(self.folder)
         beside = self.folder / ".received"
         shutil.rmtree(beside, ignore_errors=True)
-        make_private_folder(beside)
         try:
+            make_private_folder(self.folder)
+            make_private_folder(beside)
             for name, data in files.items():
                 write_atomically(beside / name, data, mode=0o600)
             if not read_description(beside / DESCRIPTION).get("weights_sha256"):
@@ -86,3 +87,5 @@ class EncoderStore:
                 (beside / name).replace(self.folder / name)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+            with suppress(OSError):  # an encoder is in it: only an empty folder goes
+                self.folder.rmdir()

@@ -45,7 +45,7 @@ def run_client(config: ClientConfig) -> None:
         KeyboardInterrupt: a person or a supervisor stopped the client.
     """
     check_room_for(f"{SOCKET}12345678")
-    keys = client_files(Path(config.security)) if config.tls else None
+    keys = client_files(config.keys_folder) if config.tls else None
     root = str(config.data.root)
     count, labelled, _ = survey(root)
     config.privacy.check_images(min(count, config.data.most or count))
@@ -64,7 +64,13 @@ def run_client(config: ClientConfig) -> None:
         signed = signatures(keys) if keys else NO_SIGNATURES
         worker = ClientWorker(config, name, folder, report, signed)
         supernode = Supernode(
-            str(config.server), keys, scratch, folder, problem=lambda: worker.problem, report=report
+            str(config.server),
+            keys,
+            scratch,
+            folder,
+            way_to_tls=config.way_to_tls,
+            problem=lambda: worker.problem,
+            report=report,
         )
         status = ClientStatus(
             name,

@@ -49,7 +49,7 @@ def serve(channel: Channel, task: dict[str, Any]) -> None:
         sent = {"version": __version__, "config": config.to_json(), "schema": schemas.fingerprint}
         least = config.federation.min_clients
         assert least is not None
-        security = Path(server_config.security) if server_config.tls else None
+        security = server_config.keys_folder if server_config.tls else None
         members = ConnectedMembers(
             streaming,
             ConfigRecord({**sent}),

@@ -19,8 +19,10 @@ class UnreachableError(ConnectionError):
     """The server cannot be used, now or as this client is set up; the text says what to do."""
 
 
-def check_server(server: str, ca: Path | None) -> float:
+def check_server(server: str, ca: Path | None, way_to_tls: str) -> float:
     """Asks the gate at HOST:PORT for its health, as the client's Flower process is to reach it.
+
+    `ca` is None for plain text; `way_to_tls` then says what to do where the server speaks TLS.
 
     Returns:
         The seconds by which this machine's clock is ahead of the server's.
@@ -32,7 +34,7 @@ def check_server(server: str, ca: Path | None) -> float:
     try:
         status, answer = _get(server, ca)
     except httpx.HTTPError as error:
-        raise UnreachableError(_explain(error, server, ca)) from None
+        raise UnreachableError(_explain(error, server, ca, way_to_tls)) from None
     except httpx.InvalidURL as error:
         raise UnreachableError(f"{server} is no address: {error}") from None
     if status >= 500:
@@ -73,7 +75,7 @@ def _get(server: str, ca: Path | None) -> tuple[int, bytes]:
     return answer.status_code, body
 
 
-def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
+def _explain(error: httpx.HTTPError, server: str, ca: Path | None, way_to_tls: str) -> str:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         reason = text.partition("failed: ")[2].partition(" (_ssl")[0] or text
@@ -81,10 +83,7 @@ def _explain(error: httpx.HTTPError, server: str, ca: Path | None) -> str:
     if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
         return f"{server} speaks plain text and this client TLS: set up both in the same way"
     if ca is None and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
-        return (
-            f"{server} does not speak plain text: leave out insecure=true and put its ca.crt "
-            "into the folder of keys"
-        )
+        return f"{server} does not speak plain text: {way_to_tls}"
     if isinstance(error, httpx.TimeoutException):
         return f"{server} does not answer within {TIMEOUT:.0f} s"
     return f"{server} cannot be reached ({text})"

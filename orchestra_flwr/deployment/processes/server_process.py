@@ -116,7 +116,7 @@ def check_server(config: ServerConfig) -> None:
     if config.watch.port is not None:
         listen(config.watch.host, config.watch.port, "watch.").close()
     if config.tls:
-        server_files(Path(config.security))
+        server_files(config.keys_folder)
 
 
 def check_run(config: ServerConfig) -> None:

@@ -67,8 +67,8 @@ def opened(config: ServerConfig, folder: Path, report: Callable[[str], None]) ->
         ConfigError: keys that are missing or wrong, or an address that cannot be used.
         FederationError: the SuperLink did not start.
     """
-    keys = server_files(Path(config.security)) if config.tls else None
-    clients = Path(config.security) if keys else None
+    keys = server_files(config.keys_folder) if config.tls else None
+    clients = config.keys_folder if keys else None
 
     def say(line: str) -> None:
         station.report(line)

@@ -70,6 +70,7 @@ class Supernode:
         server: HOST:PORT.
         keys: the client's keys; None: plain text.
         scratch: a folder that its owner alone may enter, for Flower's files and for the socket.
+        way_to_tls: what a client without keys has to do where the server speaks TLS.
         folder: for the SuperNode's log and what a health check looks at.
         problem: gives what keeps a connected client from taking part; None: nothing does.
     """
@@ -81,6 +82,7 @@ class Supernode:
         scratch: Path,
         folder: Path,
         *,
+        way_to_tls: str,
         problem: Callable[[], str | None],
         report: Callable[[str], None],
     ) -> None:
@@ -88,6 +90,7 @@ class Supernode:
         self._keys = keys
         self._scratch = scratch
         self._folder = folder
+        self._way_to_tls = way_to_tls
         self._problem = problem
         self._report = report
         self.trouble = ""
@@ -130,7 +133,8 @@ class Supernode:
         self._connected = self._gave_up = False
         self._failures = 0
         try:
-            ahead = check_server(self._server, self._keys.ca if self._keys else None)
+            ca = self._keys.ca if self._keys else None
+            ahead = check_server(self._server, ca, self._way_to_tls)
         except UnreachableError as error:
             return str(error)
         self._report_clock(ahead)

@@ -30,6 +30,7 @@ class Failure(Enum):
     PRIVACY_BUDGET_SPENT = 110, "its own privacy.total_epsilon or privacy.updates_epsilon is spent"
     OTHER_APP = 111, "it runs no other app than that of its own installation"
     OTHER_NAME = 112, "its key is registered under another name"
+    DISK_FULL = 113, "no room is left on its disk"
 
     def __init__(self, code: int, meaning: str) -> None:
         self.code, self.meaning = code, meaning

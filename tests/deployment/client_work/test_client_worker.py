@@ -1,5 +1,6 @@
 """A client's own process takes part in runs, without any network."""
 
+import errno
 import gc
 import json
 import os
@@ -154,6 +155,25 @@ def test_a_folder_whose_name_is_no_text(worker, server, said, photos, ask, greet
     assert ask(one, "greet", greeting(server))[CONFIG]["images"] == 20
     assert ask(one, "train", task(server))[METRICS]["examples"] == 20
     assert one.problem is None
+
+
+@pytest.mark.parametrize("key", ["data.train_limit", "data.limit"])
+def test_a_client_whose_own_limit_leaves_too_few_is_told_to_raise_it(
+    worker, server, ask, greeting, photos, key
+):
+    """It was told to add images to a folder that held enough."""
+    one = worker(f"{key}=7")
+    assert ask(one, "greet", greeting(server))[CONFIG]["refusal"] == "too_few_images"
+    assert f"at least 16: raise {key}=7, if {photos} holds more, or lower " in one.problem
+    few = worker()
+    ask(few, "greet", greeting(server, config=few_images(server)))
+    assert f"at least 30: add images to {photos}, or lower federation.min" in few.problem
+
+
+def few_images(server):
+    values = json.loads(server.for_clients().to_json())
+    values["federation"]["min_images"] = 30
+    return json.dumps(values)
 
 
 def test_copies_of_images_are_not_more_images(worker, server, said, ask, greeting, photos):
@@ -342,6 +362,34 @@ def test_too_little_memory_has_its_own_word(worker, server, error, ask, task, mo
 
     monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
     assert ask(worker(), "train", task(server)) == {"failure": "out_of_memory"}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("kind", ["greet", "train"])
+def test_a_full_disk_has_its_own_word_and_is_said_with_its_folder(
+    worker, server, said, photos, ask, greeting, task, monkeypatch, code, kind
+):
+    """It was an error that the client did not expect, with a line of this program."""
+
+    def load(*arguments):
+        raise OSError(code, os.strerror(code), str(photos / "made/for/it.safetensors"))
+
+    monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
+    one = worker()
+    answer = ask(one, kind, {"greet": greeting, "train": task}[kind](server))
+    assert answer.get("failure", answer.get(CONFIG, {}).get("refusal")) == "disk_full"
+    assert one.problem == f"the disk is full ({os.strerror(code)}): make room in {photos}"
+    assert said[-1].endswith(f": {one.problem}")
+
+
+def test_a_full_disk_is_told_from_other_files_that_cannot_be_written(
+    worker, server, said, ask, task, monkeypatch
+):
+    def load(*arguments):
+        raise PermissionError(errno.EACCES, "Permission denied", "/x")
+
+    monkeypatch.setattr("orchestra_flwr.deployment.client_work.client_worker.load_dataset", load)
+    assert ask(worker(), "train", task(server)) == {"failure": "data_unreadable"}
 
 
 def test_models_are_let_go_of_at_once(worker, server, task):

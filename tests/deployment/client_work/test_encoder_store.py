@@ -1,6 +1,8 @@
 """What a client makes of the encoder that its server sends: bytes of a stranger, stored as data."""
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr import load_encoder
 from orchestra_flwr.config import ConfigError, load
+from orchestra_flwr.deployment.client_work import encoder_store
 from orchestra_flwr.deployment.client_work.encoder_store import EncoderStore
 from orchestra_flwr.deployment.server_config import ServerConfig
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, ENCODER
@@ -130,6 +133,20 @@ def test_nothing_damaged_or_foreign_is_stored(
     assert word(ask, one, offer(**change(encoder))) in ("failed", "settings_refused")
     assert {p.name: p.read_bytes() for p in (tmp_path / "encoder").iterdir()} == before
     assert says in one.problem or says in said[-1], said[-1]
+
+
+def test_on_a_full_disk_nothing_is_left_of_an_encoder(
+    worker, ask, offer, tmp_path, said, monkeypatch
+):
+    """An empty folder stayed, of which the commands for encoders then made no sense."""
+
+    def write(path, *_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(encoder_store, "write_atomically", write)
+    assert word(ask, worker(), offer()) == "disk_full"
+    assert said == [f"failed: the disk is full (No space left on device): make room in {tmp_path}"]
+    assert not (tmp_path / "encoder").exists()
 
 
 def test_a_server_can_keep_its_encoder(configured):

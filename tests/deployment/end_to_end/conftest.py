@@ -137,15 +137,15 @@ class Machines:
             if any(o.startswith("resume=") for o in overrides)
             else [*small(overrides), f"run_dir={self.run}"]
         )
+        keys = f"security={self.security}" if self.security.is_dir() else "insecure=true"
         return self.start(
-            sys.executable, program, f"port={self.port}", *run, f"security={self.security}",
-            *overrides,
+            sys.executable, program, f"port={self.port}", *run, keys, *overrides,
         )  # fmt: skip
 
     def client(self, name, *overrides, program="run_client.py", server="127.0.0.1"):
         """A client with the photographs of its name, and with its own keys where there are any."""
         bundle = self.security / "bundles" / name
-        named = [f"security={bundle}"] if bundle.is_dir() else [f"name={name}", "security=none"]
+        named = [f"security={bundle}"] if bundle.is_dir() else [f"name={name}", "insecure=true"]
         return self.start(
             sys.executable, program, f"server={server}:{self.port}", *named,
             f"data.root={self.photos / name}", f"state={self.folder / 'state'}",

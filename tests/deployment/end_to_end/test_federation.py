@@ -137,7 +137,7 @@ def test_strangers_are_refused_and_a_run_has_the_bits_of_its_simulation(machines
     other = machines.folder / "other"
     machines.keys("server", f"folder={other}", "host=localhost", "client=b")
     forged = machines.client("b", f"security={other / 'bundles' / 'b'}")
-    plain = machines.client("c", "security=none", "insecure=true")
+    plain = machines.client("c", "insecure=true")
     with socket.create_connection(("127.0.0.1", machines.port)) as garbage:
         garbage.sendall(os.urandom(500))
     unknown.wait_for("its key is not registered there")

@@ -73,7 +73,7 @@ class Clients:
         machines = self._machines
         return machines.start(
             *WARD, sys.executable, "run_client.py",
-            f"server=127.0.0.1:{recorder.port}", "security=none",
+            f"server=127.0.0.1:{recorder.port}", "insecure=true",
             f"data.root={machines.photos / key}", f"state={machines.folder / 'state' / key}",
             "device=cpu", "training.threads=1", *overrides,
         )  # fmt: skip

@@ -18,7 +18,7 @@ def test_a_damaged_name_is_named_and_not_used(tmp_path, photos, left):
     """It is a folder's name, and the server's for this client."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state/name").write_bytes(left)
-    keys = ["server=127.0.0.1:1", "security=none", "device=cpu"]
+    keys = ["server=127.0.0.1:1", "insecure=true", "device=cpu"]
     config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
     with pytest.raises(ConfigError, match="state/name holds no name of a client: put it back"):
         run_client(config)
@@ -41,19 +41,20 @@ def test_a_client_may_be_called_like_the_file_of_names(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(client_process.Supernode, "start", start)
-    keys = ["server=127.0.0.1:1", "security=none", "device=cpu", f"data.root={photos}"]
+    keys = ["server=127.0.0.1:1", "insecure=true", "device=cpu", f"data.root={photos}"]
     for name in names * 2:
         with pytest.raises(KeyboardInterrupt):
             run_client(load(ClientConfig, [*keys, name, f"state={tmp_path / 'state'}"]))
     assert len([path for path in (tmp_path / "state").iterdir() if path.is_dir()]) == 2
 
 
-@pytest.mark.parametrize(("security", "key"), [("none", "name"), ("keys/bundles/a", "state")])
+@pytest.mark.parametrize(("security", "key"), [(None, "name"), ("keys/bundles/a", "state")])
 def test_a_second_process_is_told_what_it_can_have_of_its_own(tmp_path, photos, security, key):
     """A key has its name: in another federation a second client of this name has a `state`."""
     assert main(["server", f"folder={tmp_path / 'keys'}", "host=127.0.0.1", "client=a"]) == 0
-    keys = ["server=127.0.0.1:1", f"security={tmp_path / security}", "device=cpu", "name=a"]
-    config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
+    keys = f"security={tmp_path / security}" if security else "insecure=true"
+    shared = ["server=127.0.0.1:1", keys, "device=cpu", "name=a"]
+    config = load(ClientConfig, [*shared, f"data.root={photos}", f"state={tmp_path / 'state'}"])
     (tmp_path / "state/a").mkdir(parents=True)
     running = f"a is already running here .*; give another one {key}="
     with locked(tmp_path / "state/a", "lock"), pytest.raises(ConfigError, match=running):
@@ -74,7 +75,7 @@ def test_a_client_can_be_watched_while_it_connects(tmp_path, photos, monkeypatch
             raise KeyboardInterrupt
 
     monkeypatch.setattr(client_process, "Supernode", Supernode)
-    keys = ["server=127.0.0.1:1", "security=none", "device=cpu", "name=a", "watch.port=0"]
+    keys = ["server=127.0.0.1:1", "insecure=true", "device=cpu", "name=a", "watch.port=0"]
     config = load(ClientConfig, [*keys, f"data.root={photos}", f"state={tmp_path / 'state'}"])
     with pytest.raises(KeyboardInterrupt):
         run_client(config)

@@ -12,6 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from orchestra_flwr import __version__
+from orchestra_flwr.config import load
+from orchestra_flwr.deployment.client_config import ClientConfig
 from orchestra_flwr.deployment.keys.certificates import (
     certificate_pem,
     new_authority,
@@ -80,7 +82,22 @@ def test_a_certificate_that_does_not_fit_is_told_apart_from_a_stranger(
     answering, certificate, says
 ):
     with pytest.raises(UnreachableError, match=says):
-        check_server(*answering(**certificate))
+        check_server(*answering(**certificate), "")
+
+
+@pytest.mark.parametrize(
+    ("insecure", "cure"),
+    [("true", "leave out insecure=true, "), ("false", "there are no keys in /.*/security: put ")],
+)
+def test_a_server_with_keys_is_said_with_what_this_client_lacks(
+    answering, insecure, cure, monkeypatch, tmp_path
+):
+    """Who had not given insecure=true was told to leave it out."""
+    monkeypatch.chdir(tmp_path)
+    config = load(ClientConfig, ["server=127.0.0.1:1", "data.root=x", f"insecure={insecure}"])
+    server, _ = answering()
+    with pytest.raises(UnreachableError, match=f"{server} does not speak plain text: {cure}"):
+        check_server(server, None, config.way_to_tls)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -90,13 +107,13 @@ def test_a_clock_that_is_hours_off_is_said_where_it_can_be_set(answering, ahead,
     with pytest.raises(
         UnreachableError, match=f"this machine's clock is .*{says} that of {server}: set the one"
     ):
-        check_server(server, ca)
+        check_server(server, ca, "")
 
 
 @pytest.mark.parametrize("ahead", [300, -60, -3000])
 def test_a_difference_of_minutes_is_measured(answering, ahead):
     """The client signs by the server's time then."""
-    assert check_server(*answering(ahead=ahead)) == pytest.approx(-ahead, abs=5)
+    assert check_server(*answering(ahead=ahead), "") == pytest.approx(-ahead, abs=5)
 
 
 def endless():
@@ -117,5 +134,5 @@ def test_an_answer_that_does_not_end_is_read_no_further(answering, body, monkeyp
     monkeypatch.setattr(reachability, "TIMEOUT", 1.0)
     began = time.monotonic()
     with pytest.raises(UnreachableError, match="answers, but is no server of orchestra_flwr"):
-        check_server(*answering(body=body))
+        check_server(*answering(body=body), "")
     assert time.monotonic() - began < 10

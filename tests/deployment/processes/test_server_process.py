@@ -165,7 +165,7 @@ def test_a_client_is_woken_when_the_app_reports_what_it_sent():
 
 def test_an_address_to_be_watched_at_that_is_taken_is_said_before_the_run(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        keys = [f"watch.port={taken.getsockname()[1]}", "port=0", f"security={tmp_path}"]
+        keys = [f"watch.port={taken.getsockname()[1]}", "port=0", "insecure=true"]
         with pytest.raises(ConfigError, match=r"watch\.port=\d+: another program listens"):
             server_process.check_server(load(ServerConfig, keys))
 

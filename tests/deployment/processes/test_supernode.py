@@ -62,7 +62,7 @@ def said(tmp_path, monkeypatch, program):
     """What is reported of a SuperNode with this program."""
     monkeypatch.setattr(supernode, "ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(supernode, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(supernode, "check_server", lambda server, ca: 0.0)
+    monkeypatch.setattr(supernode, "check_server", lambda *_: 0.0)
     monkeypatch.setattr(Supernode, "_command", lambda self, *_: [sys.executable, "-c", program])
     said = []
     made = Supernode(
@@ -70,6 +70,7 @@ def said(tmp_path, monkeypatch, program):
         ClientFiles(*map(Path, ("keys/ca.crt", "keys/client.key", "keys/client.pub")), "a"),
         tmp_path,
         tmp_path,
+        way_to_tls="",
         problem=lambda: None,
         report=said.append,
     )
@@ -93,15 +94,16 @@ def test_whatever_goes_wrong_is_said_and_tried_again(tmp_path, monkeypatch):
     """As on a machine that has no thread left; the client would be deaf for good in silence."""
     tries, said = [], []
 
-    def fails(server, ca):
+    def fails(server, *_):
         tries.append(server)
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(supernode, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(supernode, "check_server", fails)
     made = Supernode(
-        "fl.example.org:8443", None, tmp_path, tmp_path, problem=lambda: None, report=said.append
-    )
+        "fl.example.org:8443", None, tmp_path, tmp_path,
+        way_to_tls="", problem=lambda: None, report=said.append,
+    )  # fmt: skip
     made.start()
     deadline = time.monotonic() + 30
     while len(tries) < 3:
@@ -172,14 +174,15 @@ def test_who_is_refused_hears_it_once_with_the_cure(said, line):
 
 def test_what_is_no_address_is_said_and_does_not_end_the_client():
     with pytest.raises(UnreachableError, match="::1:8443 is no address"):
-        check_server("::1:8443", None)
+        check_server("::1:8443", None, "")
 
 
 def test_clients_do_not_come_again_at_the_same_moment(tmp_path, monkeypatch):
     def waits():
         made = Supernode(
-            "x:1", None, tmp_path, tmp_path, problem=lambda: None, report=lambda _: None
-        )
+            "x:1", None, tmp_path, tmp_path,
+            way_to_tls="", problem=lambda: None, report=lambda _: None,
+        )  # fmt: skip
         waited = []
         monkeypatch.setattr(made, "_connect", lambda: "it does not answer")
         made._stopping = SimpleNamespace(is_set=lambda: len(waited) == 6, wait=waited.append)

@@ -23,6 +23,13 @@ def test_no_failure_has_a_code_of_flowers():
     assert not flowers & {failure.code for failure in Failure}
 
 
+def test_a_word_of_a_newer_client_is_shown_as_it_is_and_counts_as_a_failure():
+    """Its code and its meaning are not known here."""
+    newer = max(failure.code for failure in Failure) + 1
+    assert describe_error(Error(newer, "too_hot")) == "too_hot"
+    assert Failure.of(newer) is None and Failure.named("too_hot") is Failure.FAILED
+
+
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
