@@ -183,7 +183,7 @@ def _simulate(config: Config) -> int:
         from orchestra_flwr.federation.simulation import prepared
 
     with ExitStack() as until_the_end:
-        with _phase(config, "reading and splitting the images"):
+        with _phase(config, "preparing the network and the images"):
             run = until_the_end.enter_context(prepared(config))
         return _run_in_folder(config, run, usage.SIM)
 
@@ -221,7 +221,7 @@ def _serve(config: ServerConfig) -> int:
     if config.queue is not None:
         return _serve_queue(config)
     RunFolder.check(config)
-    with _phase(config, "reading the images"):
+    with _phase(config, "preparing the network and the images"):
         check_server(config)
         check_run(config)
 

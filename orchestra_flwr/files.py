@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,8 +70,7 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
 
     Args:
         path: the file. The temporary one has another suffix: name the format to a library.
-        mode: permissions from the start, 0o600 for a secret; None: as the system or the library
-            sets them.
+        mode: permissions from the start, 0o600 for a secret; None: those of any new file.
 
     Raises:
         OSError: names `path`; what was there before is still there.
@@ -79,13 +79,15 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
     with naming(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
-        created = os.fstat(descriptor).st_mtime
+        created = os.fstat(descriptor)
         os.close(descriptor)
         try:
-            _remove_abandoned(path, created)
+            _remove_abandoned(path, created.st_mtime)
             yield temporary
-            if mode is not None:
-                temporary.chmod(mode)  # a library may have replaced the file, as safetensors does
+            # A library may have replaced the file, as safetensors does by one of its owner's alone.
+            permissions = stat.S_IMODE(created.st_mode) if mode is None else mode
+            if stat.S_IMODE(temporary.stat().st_mode) != permissions:
+                temporary.chmod(permissions)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)

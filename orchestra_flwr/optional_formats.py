@@ -2,6 +2,8 @@
 
 import io
 import math
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,14 +23,26 @@ STRIP_PIXELS = 2**20  # converted at a time
 
 
 def installed() -> list[str]:
-    """The formats that can be read here."""
+    """The formats whose libraries are here, as far as that is known without importing them."""
     return [name for name, library in LIBRARIES.items() if find_spec(library) is not None]
 
 
+@cache
+def import_error(name: str) -> str | None:
+    """Why the installed library of a format cannot be imported; None: it can."""
+    try:
+        import_module(LIBRARIES[name])
+    except Exception as error:  # it may lack a library of the system, or fit no other one's version
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
 def register() -> None:
-    """Makes PIL read them."""
+    """Makes PIL read them, as far as their libraries work."""
     for name in installed():
         if name == "HEIF":
+            if import_error(name):
+                continue
             from pillow_heif import register_heif_opener
 
             register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
@@ -37,16 +51,17 @@ def register() -> None:
 
 
 def missing_library(data: bytes) -> str | None:
-    """What to install to read a file that needs a missing library; None for any other file."""
+    """What a file needs whose library is missing or broken; None for any other file."""
     if data[128:132] == b"DICM":
         name = "DICOM"
     elif data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"mif1", b"heim", b"heis"):
         name = "HEIF"
     else:
         return None
-    if name in installed():
-        return None
-    return f"{name}: {LIBRARIES[name]} is not installed; {INSTALL}"
+    if name not in installed():
+        return f"{name}: {LIBRARIES[name]} is not installed; {INSTALL}"
+    reason = import_error(name)
+    return reason and f"{name}: {LIBRARIES[name]} cannot be imported ({reason})"
 
 
 class DicomImage(ImageFile.ImageFile):
@@ -61,8 +76,8 @@ class DicomImage(ImageFile.ImageFile):
 
     def _open(self) -> None:
         assert self.fp is not None
-        if self.fp.read(132)[128:] != b"DICM":
-            raise SyntaxError("no DICOM file")
+        if self.fp.read(132)[128:] != b"DICM" or import_error("DICOM"):
+            raise SyntaxError("no DICOM file, or none that can be read")
         self.fp.seek(0)
         self._content = self.fp.read()
         if DEFLATED in self._content:

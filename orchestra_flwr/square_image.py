@@ -142,7 +142,7 @@ def opened_image(data: bytes) -> Image.Image:
 
     Raises:
         UnidentifiedImageError: it has another format.
-        ValueError: it has one that needs a library which is not installed.
+        ValueError: it has one that needs a library which is not installed, or broken.
     """
     if data.startswith(JPEG):
         with suppress(SyntaxError):  # damaged: the error of Image.open is clearer

@@ -137,6 +137,9 @@ def test_permissions_hold_from_the_first_byte(path):
     write_atomically(path, b"text", mode=0o640)
     assert permissions(path) == 0o640
     (path.parent / "usual").touch()
+    with replacing(path) as temporary:
+        save_file({"a": torch.zeros(1)}, temporary)  # which makes it its owner's alone
+    assert permissions(path) == permissions(path.parent / "usual")
     write_atomically(path, b"public")
     assert permissions(path) == permissions(path.parent / "usual")
 

@@ -3,12 +3,14 @@
 import io
 import logging
 import re
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from orchestra_flwr import optional_formats
+from orchestra_flwr import square_image as square_image_module
 from orchestra_flwr.config import DataConfig
 from orchestra_flwr.data import load_dataset
 from orchestra_flwr.data.image_files import archive, decoding
@@ -50,6 +52,45 @@ def test_without_the_library_a_line_says_what_to_install(
         f"left out 1 photograph, as the format cannot be read ({suffix}): pip install "
         f"'orchestra-flwr[formats]' reads {suffix}; else convert them to JPEG" in caplog.text
     )
+
+
+@pytest.fixture
+def broken_libraries(tmp_path, monkeypatch):
+    """Both are found, and their import fails, as where a library of the system is missing."""
+    for library in optional_formats.LIBRARIES.values():
+        (tmp_path / "libraries" / library).mkdir(parents=True)
+        file = tmp_path / "libraries" / library / "__init__.py"
+        file.write_text("raise ImportError('libheif.so.1: cannot open\\nshared object file')")
+        for name in [n for n in sys.modules if n.partition(".")[0] == library]:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path / "libraries")
+    for name in optional_formats.LIBRARIES:
+        monkeypatch.delitem(Image.OPEN, name, raising=False)  # registered again by the next image
+    caches = (optional_formats.import_error, square_image_module._formats)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(("content", "name"), [(HEIC, "HEIF"), (DICM, "DICOM")])
+def test_a_broken_library_hinders_its_own_files_alone(
+    content, name, tmp_path, caplog, broken_libraries
+):
+    library, suffix = optional_formats.LIBRARIES[name], optional_formats.SUFFIXES[name][0]
+    says = f"{name}: {library} cannot be imported (libheif.so.1: cannot open shared object file)"
+    with pytest.raises(ValueError, match=rf"^{re.escape(says)}$"):
+        decode_image(content, 16)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / f"one{suffix}").write_bytes(content)
+    for other in ("two.png", "three.tga"):
+        Image.new("RGB", (9, 9)).save(photos / other)
+    data = {"name": "image_folder", "root": str(photos), "cache": str(tmp_path / "cache")}
+    with caplog.at_level(logging.WARNING, "orchestra_flwr.data"):
+        assert len(load_dataset(DataConfig.model_validate(data)).train) == 2
+    assert f"one{suffix}: {says}" in caplog.text
 
 
 def test_a_library_that_is_installed_later_is_used(tmp_path, monkeypatch):

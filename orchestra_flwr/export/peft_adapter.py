@@ -1,6 +1,7 @@
 """A run's adapters alone, in a folder that peft itself reads (`PeftModel.from_pretrained`)."""
 
 import importlib
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orchestra_flwr.models import encoder_of
 from orchestra_flwr.models.adaptations.lora import ADAPTER, LoRA
 from orchestra_flwr.tensor_files import load_tensors
 
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 NETWORK = "model."  # prefix of the names of a backbone's tensors
 
 
@@ -43,6 +45,9 @@ def export_to_peft(config: ExportConfig) -> Path:
     config.exported.mkdir(parents=True, exist_ok=True)
     model.create_or_update_model_card = lambda _folder: None  # a form with nothing filled in
     model.save_pretrained(str(config.exported))
+    # safetensors makes its file readable by the owner alone, whatever the umask.
+    permissions = (config.exported / SETTINGS).stat().st_mode
+    (config.exported / WEIGHTS).chmod(stat.S_IMODE(permissions))
     return config.exported
 
 

@@ -1,9 +1,9 @@
 """The folder of a run: its configuration, metrics, summary, checkpoint and encoder."""
 
-import errno
 import itertools
 import json
 import os
+import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -310,10 +310,14 @@ def _check_place(run_dir: str | None, path: Path) -> None:
     place = next(path for path in above if os.path.exists(path))  # noqa: PTH110 (never raises)
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return
-    reason = os.strerror(errno.EACCES if place.is_dir() else errno.ENOTDIR)
-    if run_dir is None:
-        raise ConfigError(f"the run folder cannot be made: {place}: {reason}")
-    raise _no_folder(run_dir, reason)
+    try:  # the system itself says why: permissions, or a disk that is read-only
+        trial = place / f".{secrets.token_hex(8)}.tmp"
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        if run_dir is None:
+            raise ConfigError(f"the run folder cannot be made: {place}: {error.strerror}") from None
+        raise _no_folder(run_dir, error.strerror) from None
 
 
 def _begin(path: Path, config: Config) -> None:

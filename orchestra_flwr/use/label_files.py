@@ -8,7 +8,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import ImageFile
 from orchestra_flwr.data.image_files.class_folders import class_folders
-from orchestra_flwr.data.image_files.file_table import named_files, read_file_table
+from orchestra_flwr.data.image_files.file_table import read_file_table, values_by_file
 
 MIN_IMAGES = 5  # images of a class: as many as there are folds of cross-validation
 
@@ -50,20 +50,20 @@ def labels_by_folder(labels: str, files: list[ImageFile]) -> dict[str, str]:
 def known_labels(
     labels: str, named: Mapping[str, str], images: str, known: set[str]
 ) -> dict[str, str]:
-    """The labels of a table by the images' own names, of which the Unicode form may differ.
+    """The labels of a table by the images' own names, which may be written a little differently.
 
     Raises:
-        ConfigError: names the first image that does not exist.
+        ConfigError: names the first image that does not exist, or one with two labels.
     """
-    names = named_files(named, known)
-    unknown = [name for name in named if names[name] not in known]
+    found = values_by_file(f"labels={labels}", "label", named, known)
+    unknown = [name for name in found if name not in known]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
             f"labels={labels}: {unknown[0]}{more} cannot be found in images={images}; "
             "paths must be relative to it"
         )
-    return {names[name]: label for name, label in named.items()}
+    return found
 
 
 def check_enough(labels: str, named: Mapping[str, str]) -> None:

@@ -191,6 +191,14 @@ def test_clients_of_few_images_train_for_more_epochs(photos):
         assert [local_epochs(training, count) for count in (40, 64, 200)] == [4, 2, 1]
 
 
+def test_what_is_left_out_is_said_by_the_run(photos, tmp_path, caplog):
+    """It reads the images; here they are only counted, and if there are none, it says so."""
+    root = photos(0)
+    (tmp_path / "photos0" / "1.dng").touch()
+    load_config(["preset=adapt", root])
+    assert "left out" not in caplog.text
+
+
 def test_methods_that_learn_slowly_have_more_rounds(photos, caplog):
     """The command's own keys win over these as over all others."""
     with caplog.at_level(logging.INFO, "orchestra_flwr"):

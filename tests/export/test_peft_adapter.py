@@ -42,6 +42,7 @@ def test_peft_makes_the_same_features_of_timms_network(method, weights, tmp_path
     assert export_main([f"run={folder}", "format=peft"]) == 0
     written = sorted(path.name for path in (folder / "export").iterdir())
     assert written == ["adapter_config.json", "adapter_model.safetensors"]
+    assert len({path.stat().st_mode for path in (folder / "export").iterdir()}) == 1
     plain = network()
     plain.load_state_dict(load_file(weights))
     images = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(1))

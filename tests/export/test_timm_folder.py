@@ -32,6 +32,7 @@ def test_timm_makes_the_same_features(name, channels, size, tmp_path, capsys):
     saved(tmp_path, name, channels, size)
     assert export_main([f"run={tmp_path}", "format=timm"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "export")
+    assert len({path.stat().st_mode for path in (tmp_path / "export").iterdir()}) == 1
     place = f"local-dir:{tmp_path / 'export'}"
     network = timm.create_model(place, pretrained=True).eval()
     images = torch.rand(3, channels, size, size, generator=torch.Generator().manual_seed(1))

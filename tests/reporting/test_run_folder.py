@@ -79,6 +79,32 @@ def test_a_folder_with_other_files_and_a_file_are_refused(config, tmp_path):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("run_dir", "says"),
+    [
+        ("x", "run_dir=x: must be a new folder, which cannot be made here ({})"),
+        (None, "the run folder cannot be made: {folder}: {}"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_for_the_systems_reason(
+    config, tmp_path, monkeypatch, run_dir, says
+):
+    """os.access has none: on a disk that is read-only permissions may all be there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    asked = config.model_copy(update={"run_dir": run_dir})
+    RunFolder.check(asked)  # it was wrong: a folder can be made
+    assert list(tmp_path.iterdir()) == []
+
+    def mkdir(self, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(ConfigError) as caught:
+        RunFolder.check(asked)
+    assert str(caught.value) == says.format("Read-only file system", folder=tmp_path)
+
+
 def test_metrics_are_for_their_owner_alone_whatever_the_umask(folder):
     """They say how many images of a client fell into a cluster."""
     before = os.umask(0)

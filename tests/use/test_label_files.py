@@ -32,7 +32,8 @@ def test_a_table_as_spreadsheets_write_it(tmp_path, separator, head):
     cells = {"path": "./cats/1.jpg", "label": "cat, dog" if separator != "," else "cat"}
     row = [cells.get(column.lower(), "-") for column in columns]
     text = "\n".join(separator.join(line) for line in (columns, row))
-    assert table(tmp_path, text) == {"cats/1.jpg": cells["label"]}
+    known = known_labels("labels.csv", table(tmp_path, text), "p", {"cats/1.jpg"})
+    assert known == {"cats/1.jpg": cells["label"]}
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -89,3 +90,10 @@ def test_the_form_of_accents_may_differ():
     known = {"e\u0301.jpg", "b.jpg"}
     found = known_labels("x.csv", labels, "p", known)
     assert found == {"e\u0301.jpg": "x", "b.jpg": "y"}
+
+
+def test_a_name_may_begin_with_a_space(tmp_path):
+    """As `orchestra-label` writes it into predictions.csv."""
+    labels = table(tmp_path, "path,label\n a.jpg, x\n b.jpg,y\n")
+    found = known_labels("x.csv", labels, "p", {" a.jpg", "a.jpg", "b.jpg"})
+    assert found == {" a.jpg": "x", "b.jpg": "y"}

@@ -19,6 +19,7 @@ from orchestra_flwr.config.reading.resume import value_at
 from orchestra_flwr.config.reading.saved_config import read_config_file
 from orchestra_flwr.config.section import Composed, ConfigError, parse, section_keys
 from orchestra_flwr.config.user_packages import packages_in
+from orchestra_flwr.console.quiet_logger import quiet_logger
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
     gpu = _has_gpu(str(values.get("device")))
     facts = {"clients": clients, "method": method, "network": network, "gpu": gpu}
     survey = None
-    with suppress(ConfigError):  # the run itself will say what is wrong
+    # The run itself will say what is wrong.
+    with suppress(ConfigError), quiet_logger("orchestra_flwr.data", logging.ERROR):
         data = parse(DataConfig, values.get("data"), "data")
         data.look_in(packages_in(values.get("plugins")))
         survey = data.plugin.survey(data)

@@ -25,6 +25,7 @@ logger = logging.getLogger("orchestra_flwr.data")
 COMPARED = 16  # files of a folder whose content is part of its identity
 WINDOWS = 0  # the number of the system that a zip was made on
 ENCRYPTED = 1  # the flag of a zip's member
+ABOVE = ".."  # in the path of a zip's member: the folder above
 MISSING = {*optional_formats.SUFFIXES} - {*optional_formats.installed()}
 NEED_LIBRARY = frozenset(itertools.chain(*(FORMATS[name] for name in MISSING)))
 SUFFIXES = frozenset(itertools.chain(*FORMATS.values())) - NEED_LIBRARY
@@ -89,15 +90,32 @@ class Archive(AbstractContextManager["Archive"]):
             self._zip.close()
 
     def files(self) -> list[ImageFile]:
-        """All image files, each once, sorted by path; hidden ones and other files are left out."""
-        photos = self._in_folder() if self._zip is None else self._in_zip()
+        """All image files, each once, sorted by path; hidden ones and other files are left out.
+
+        Photographs that are left out are counted in warnings.
+        """
+        images, problems = self.found()
+        self.warn(problems)
+        return images
+
+    def found(self) -> tuple[list[ImageFile], list[str]]:
+        """What :meth:`files` returns, and what it warns of."""
+        problems: list[str] = []
+        photos = self._in_folder(problems) if self._zip is None else self._in_zip(problems)
         images = [file for file in photos if _suffix(file.name) in SUFFIXES]
         if len(images) < len(photos):
             kinds = sorted({_suffix(file.name) for file in photos} & UNDECODABLE)
             left_out = counted(len(photos) - len(images), "photograph")
-            text = "%s: left out %s, as the format cannot be read (%s): %s"
-            logger.warning(text, self._root, left_out, ", ".join(kinds), _cure(kinds))
-        return sorted(images, key=lambda file: file.name)
+            problems.append(
+                f"left out {left_out}, as the format cannot be read ({', '.join(kinds)}): "
+                f"{_cure(kinds)}"
+            )
+        return sorted(images, key=lambda file: file.name), problems
+
+    def warn(self, problems: Iterable[str]) -> None:
+        """Logs what :meth:`found` says that images should be read without."""
+        for problem in problems:
+            logger.warning("%s: %s", self._root, problem)
 
     def read(self, name: str) -> bytes:
         """A file's content.
@@ -139,26 +157,39 @@ class Archive(AbstractContextManager["Archive"]):
         except (OSError, ValueError):
             return None
 
-    def _in_folder(self) -> list[ImageFile]:
+    def _in_folder(self, problems: list[str]) -> list[ImageFile]:
         files, again, unread = regular_files(self._root, _is_photograph)
         if again:
-            links = counted(again, "link")
-            logger.warning("%s: left out %s to what is counted already", self._root, links)
+            problems.append(f"left out {counted(again, 'link')} to what is counted already")
         if unread:
             named = first_ones(unread.items())
-            logger.warning("%s: left out, because they cannot be read: %s", self._root, named)
+            problems.append(f"left out, because they cannot be read: {named}")
         return [
             ImageFile(name, (status.st_size, status.st_mtime_ns)) for name, status in files.items()
         ]
 
-    def _in_zip(self) -> list[ImageFile]:
+    def _in_zip(self, problems: list[str]) -> list[ImageFile]:
         """Regular members: of those with one name the last, of those at one offset the first."""
+        assert self._zip is not None
         placed: dict[int, ImageFile] = {}
+        left_out: list[tuple[str, str]] = []
+        for entry in self._zip.infolist():
+            name = _slashed(entry)
+            if self._members[name] is not entry and _is_photograph(name):
+                left_out.append((name, "a later entry has the same name"))
         for name, member in sorted(self._members.items()):
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind in (0, stat.S_IFREG) and not name.endswith("/") and _is_photograph(name):
-                file = ImageFile(name, (member.file_size, member.CRC))
-                placed.setdefault(member.header_offset, file)
+            if name.endswith("/") or not _is_photograph(name):
+                continue
+            file = ImageFile(name, (member.file_size, member.CRC))
+            if ABOVE in file.parts:
+                left_out.append((name, "its path has .."))
+            elif stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
+                left_out.append((name, "a link, or no regular file"))
+            elif placed.setdefault(member.header_offset, file) is not file:
+                left_out.append((name, "another entry has the same content"))
+        if left_out:
+            count = "1 entry" if len(left_out) == 1 else f"{len(left_out):,} entries"
+            problems.append(f"left out {count} of the zip: {first_ones(left_out)}")
         return list(placed.values())
 
 
@@ -179,8 +210,9 @@ def wrong_root(root: Path, what: str, key: str = "data.root") -> ConfigError:
 
 
 def _is_photograph(name: str) -> bool:
-    """Whether a path below the root is a photograph's and not hidden by a leading dot."""
-    return _suffix(name) in PHOTOGRAPHS and not any(map(is_hidden, _parts(name)))
+    """Whether a path is a photograph's and not hidden by a leading dot."""
+    hidden = (is_hidden(part) for part in _parts(name) if part != ABOVE)
+    return _suffix(name) in PHOTOGRAPHS and not any(hidden)
 
 
 # Strings, since paths of pathlib take a second for every 100,000 files.

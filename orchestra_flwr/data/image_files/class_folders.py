@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.archive import Archive, ImageFile, wrong_root
@@ -24,14 +25,19 @@ SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 def survey(root: str) -> tuple[int, int, int]:
     """Training images below `root`, how many of them in class folders, and test images.
 
-    It warns of nothing: that is left to whoever reads the images.
+    It warns of nothing, unless it refuses: that is left to whoever reads the images.
 
     Raises:
         ConfigError: the root is missing, empty or laid out otherwise.
     """
     path = at_home(root)
     with Archive(path) as archive:
-        contents, _ = _arranged(path, archive)
+        files, left_out = archive.found()
+        try:
+            contents, _ = _arranged(path, archive, files)
+        except ConfigError:
+            archive.warn(left_out)  # which may be the reason
+            raise
     train = contents.train
     labelled = 0 if train.targets is None else int((train.targets != UNLABELLED).sum())
     return len(train.names), labelled, len(contents.test.names) if contents.test else 0
@@ -61,16 +67,15 @@ def arrange(root: Path, archive: Archive) -> Contents:
     Raises:
         ConfigError: there are no images, or their folders are not as `LAYOUT` says.
     """
-    contents, problems = _arranged(root, archive)
+    contents, problems = _arranged(root, archive, archive.files())
     for problem in problems:
         logger.warning("data.root=%s: %s", root, problem)
     return contents
 
 
-def _arranged(root: Path, archive: Archive) -> tuple[Contents, list[str]]:
+def _arranged(root: Path, archive: Archive, files: list[ImageFile]) -> tuple[Contents, list[str]]:
     """What :func:`arrange` returns, and what it warns of."""
     problems: list[str] = []
-    files = archive.files()
     if not files:
         raise wrong_root(root, f"holds no images; expected {LAYOUT}")
     placed = _without_outer_folders([(file.parts, file) for file in files])

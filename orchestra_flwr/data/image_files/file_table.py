@@ -35,8 +35,8 @@ def read_file_table(
     """The value of each file in a CSV whose first line names both columns, and possibly others.
 
     The first line shows which separator a spreadsheet wrote: comma, semicolon or tab. Spaces around
-    files and values are removed, and so are a path's leading `./` and the apostrophes of
-    :func:`table_text`.
+    values are removed, and so are a path's leading `./` and the apostrophes of :func:`table_text`.
+    Spaces around files stay, as they may belong to the name: :func:`values_by_file`.
 
     Args:
         key: the configuration key that names the table, for messages.
@@ -77,8 +77,8 @@ def read_table(
                 f"{key}={path}: line {line} has more fields than the first line; text that "
                 "contains the separator needs quotes"
             )
-        file, *cells = (_from_text((row[column] or "").strip()) for column in columns)
-        lines.append((line, [posixpath.normpath(file) if file else "", *cells]))
+        file, *cells = (row[column] or "" for column in columns)
+        lines.append((line, [_name(file), *(_from_text(cell.strip()) for cell in cells)]))
     return lines
 
 
@@ -86,12 +86,56 @@ def named_files(listed: Collection[str], files: Collection[str]) -> dict[str, st
     """For each name in a table the file that it means.
 
     That of the same name, else the one that differs in the Unicode form alone: macOS may store an
-    accent as a character of its own, where a table has one character for letter and accent. A name
-    that means no file is there as it is.
+    accent as a character of its own, where a table has one character for letter and accent. Where
+    there is neither, spaces around the name are the table's, and it means the file without them.
+    A name that means no file is there as it is.
     """
     same, form = {*files}, partial(unicodedata.normalize, "NFC")
     others = {form(name): name for name in same.difference(listed)}
-    return {name: name if name in same else others.get(form(name), name) for name in listed}
+
+    def meant(name: str) -> str:
+        for written in (name, _without_spaces(name)):
+            file = written if written in same else others.get(form(written))
+            if file is not None:
+                return file
+        return name
+
+    return {name: meant(name) for name in listed}
+
+
+def values_by_file(
+    key: str, column: str, values: Mapping[str, str], files: Collection[str]
+) -> dict[str, str]:
+    """The values of :func:`read_file_table` by the files that its names mean.
+
+    Args:
+        key: the configuration key and the table that it names, for messages.
+        column: the name of the column with the values.
+        values: the value of each name; one that means no file stays as it is.
+        files: the names of all files.
+
+    Raises:
+        ConfigError: two names mean one file, and their values differ.
+    """
+    names = named_files(values, files)
+    by_file: dict[str, str] = {}
+    for name, value in values.items():
+        if by_file.setdefault(names[name], value) != value:
+            raise ConfigError(f"{key}: {printable(names[name])} has a second {column}")
+    return by_file
+
+
+def _name(cell: str) -> str:
+    """A file's name with the spaces around it, but without tabs and line ends there."""
+    if not cell.strip():
+        return ""
+    return posixpath.normpath(_from_text(cell if printable(cell) == cell else cell.strip()))
+
+
+def _without_spaces(name: str) -> str:
+    # An apostrophe behind a space is still there, any other has been removed.
+    bare = _from_text(name.strip()) if name[:1].isspace() else name.strip()
+    return posixpath.normpath(bare)
 
 
 def _as_text(cell: str) -> str:

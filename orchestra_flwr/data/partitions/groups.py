@@ -10,7 +10,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.data.image_files.file_table import named_files, read_file_table
+from orchestra_flwr.data.image_files.file_table import read_file_table, values_by_file
 from orchestra_flwr.data.images import ImageSet
 from orchestra_flwr.data.partitions.by_class import ByClass
 
@@ -72,8 +72,7 @@ def _folder(file: str, level: int) -> str:
 
 def _looked_up(files: Sequence[str], path: str) -> list[str]:
     listed = read_file_table("partition.csv", path, ("file", "group"))
-    named = named_files(listed, files)
-    table = {named[name]: group for name, group in listed.items()}
+    table = values_by_file(f"partition.csv={path}", "group", listed, files)
     missing = [file for file in files if file not in table]
     if missing:
         raise ConfigError(

@@ -133,8 +133,7 @@ class Timm(Backbone):
         source = {"pretrained_cfg_overlay": {"file": file}} if file else {}
         if not file:
             log_the_hub_once()
-            name = self.settings.timm
-            logger.info("loading the weights of %s; they are downloaded if not yet here", name)
+            _announce_download(self.settings.timm)
         try:
             random, trained = (
                 _seeded(self.settings, self._channels, **options).state_dict()
@@ -169,6 +168,12 @@ class Timm(Backbone):
                     raise
                 raise _unfit(self.settings, error) from error
         return int(features.shape[1])
+
+
+@cache
+def _announce_download(name: str) -> None:
+    """Says once, however often a run loads them, what may take the next minutes."""
+    logger.info("loading the weights of %s; they are downloaded if not yet here", name)
 
 
 def check_weights(key: str, weights: str | None) -> None:

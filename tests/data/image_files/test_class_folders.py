@@ -1,3 +1,4 @@
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,25 @@ def test_a_survey_leaves_warnings_to_whoever_reads_the_images(tmp_path, caplog, 
     _arrange(root)
     (message,) = caplog.messages
     assert message.startswith(f"data.root={root}: {warning}")
+
+
+def test_a_survey_warns_of_files_that_are_left_out_only_where_it_refuses(tmp_path, caplog):
+    """Photographs, links and entries of a zip, too; they may be why there are no images."""
+    root = tmp_path / "photos.zip"
+    with zipfile.ZipFile(root, "w") as packed:
+        packed.writestr("a/1.dng", b"x")
+        packed.writestr("../1.png", b"x")
+    with pytest.raises(ConfigError, match="holds no images"):
+        survey(str(root))
+    left_out = caplog.messages
+    assert left_out[0] == f"{root}: left out 1 entry of the zip: ../1.png: its path has .."
+    assert left_out[1].startswith(f"{root}: left out 1 photograph, as the format cannot be read")
+    caplog.clear()
+    with zipfile.ZipFile(root, "a") as packed:
+        packed.writestr("a/1.png", b"x")
+    assert survey(str(root)) == (1, 0, 0) and caplog.messages == []
+    _arrange(str(root))
+    assert caplog.messages == left_out
 
 
 def test_names_of_splits_may_be_those_of_classes(tmp_path: Path):

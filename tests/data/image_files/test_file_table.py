@@ -7,7 +7,12 @@ import unicodedata
 import pytest
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.data.image_files.file_table import named_files, read_file_table, table_text
+from orchestra_flwr.data.image_files.file_table import (
+    named_files,
+    read_file_table,
+    table_text,
+    values_by_file,
+)
 
 FORMULAS = ["=1+1", '=HYPERLINK("x")', "+SUM(A1)", "-2+3", "@SUM(1)", "-", "'=1", "''@x"]
 PLAIN = ["cat", "a=b", "1.5", "-1", "+2.5e3", "'quoted'", "", "it's", "-0.25"]
@@ -102,3 +107,44 @@ def test_a_file_is_found_whatever_the_form_of_its_accents(form: str):
     assert named_files([file], both) == {file: file}
     other = ({*both} - {file}).pop()
     assert named_files(both, [file]) == {file: file, other: other}  # only one of them is there
+
+
+@pytest.mark.parametrize(
+    "name", [" a.jpg", "a.jpg ", " 27/a.jpg", "\u3000a.jpg", " =a.jpg", "=a.jpg "]
+)
+def test_spaces_around_a_name_may_be_the_files(tmp_path, name: str):
+    """What was written is read; where no file has the spaces, they are the table's."""
+    file = tmp_path / "labels.csv"
+    file.write_text(table_text([("path", "label"), (name, " cat ")]))
+    values = read_file_table("labels", str(file), ("path", "label"))
+    for files in ([name, name.strip()], [name], [name.strip()]):
+        assert values_by_file("labels", "label", values, files) == {files[0]: "cat"}
+
+
+@pytest.mark.parametrize("cell", ["\ta.jpg", "a.jpg\t ", " ./a.jpg", '" a.jpg\n"'])
+def test_what_a_person_leaves_around_a_name_is_removed(tmp_path, cell: str):
+    file = tmp_path / "labels.csv"
+    file.write_text(f"path,label\n{cell},cat\n")
+    values = read_file_table("labels", str(file), ("path", "label"))
+    assert values_by_file("labels", "label", values, ["a.jpg"]) == {"a.jpg": "cat"}
+
+
+def test_apostrophes_are_removed_once_whatever_is_around_them():
+    assert named_files([" '=a.jpg"], ["=a.jpg"]) == {" '=a.jpg": "=a.jpg"}
+    assert named_files(["'=a.jpg "], ["=a.jpg", "'=a.jpg"]) == {"'=a.jpg ": "'=a.jpg"}
+
+
+def test_a_cell_of_spaces_names_no_file(tmp_path):
+    file = tmp_path / "labels.csv"
+    file.write_text("path,label\n  ,cat\n")
+    with pytest.raises(ConfigError, match="line 2 has no path or no label"):
+        read_file_table("labels", str(file), ("path", "label"))
+
+
+def test_two_names_of_one_file_have_one_value():
+    values = {"a.jpg": "cat", " a.jpg": "dog"}
+    assert values_by_file("labels", "label", values, [*values]) == values
+    with pytest.raises(ConfigError, match=r"^labels=x: a\.jpg has a second label$"):
+        values_by_file("labels=x", "label", values, ["a.jpg"])
+    same = dict.fromkeys(values, "cat")
+    assert values_by_file("labels", "label", same, ["a.jpg"]) == {"a.jpg": "cat"}

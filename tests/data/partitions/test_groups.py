@@ -46,6 +46,12 @@ def test_a_table_may_write_accents_otherwise(tmp_path):
     assert _split(2, _images(files), csv=_table(tmp_path, "file,group", *lines))["0"] == [0, 2, 4]
 
 
+def test_folders_may_begin_with_a_space(tmp_path):
+    files = (" cat/mon/1.jpg", *FILES[1:])
+    lines = [f"{file}, {i % 2} " for i, file in enumerate(files)]
+    assert _split(2, _images(files), csv=_table(tmp_path, "file,group", *lines))["0"] == [0, 2, 4]
+
+
 def test_files_of_an_image_folder(tmp_path):
     for position, file in enumerate(FILES):
         path = tmp_path / "photos" / "train" / file

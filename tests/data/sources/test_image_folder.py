@@ -385,12 +385,15 @@ def test_a_zip_that_windows_made_has_its_folders(tmp_path: Path):
         assert len(dataset.train) == (8 if labelled else 12)
 
 
-def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path):
+def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path, caplog):
+    """What is left out is counted, except what is hidden or no photograph."""
     source = _write(tmp_path / "source", ["a/1.png", "b/1.png"])
     archive = tmp_path / "images.zip"
     link, pipe = zipfile.ZipInfo("a/link.png"), zipfile.ZipInfo("a/pipe.png")
     link.external_attr, pipe.external_attr = 0o120777 << 16, 0o010644 << 16
     with zipfile.ZipFile(archive, "w") as opened:
+        for name in ("../1.png", ".b/1.png", "../.1.png", "1.txt"):
+            opened.write(source / "a" / "1.png", name)
         for name in ("a/1.png", "b/1.png", "a/1.png"):
             with warnings.catch_warnings(action="ignore"):  # that a/1.png is there twice
                 opened.write(source / name, name)
@@ -401,6 +404,11 @@ def test_members_of_a_zip_count_once_and_only_files(tmp_path: Path):
         opened.filelist.append(twin)
     with Archive(archive) as opened:
         assert [file.name for file in opened.files()] == ["a/1.png", "b/1.png"]
+    assert caplog.messages == [
+        f"{archive}: left out 5 entries of the zip: a/1.png: a later entry has the same name; "
+        "../1.png: its path has ..; a/link.png: a link, or no regular file; "
+        "a/pipe.png: a link, or no regular file; b/2.png: another entry has the same content"
+    ]
 
 
 def test_an_encrypted_zip_is_said_to_be_one(tmp_path: Path):

@@ -52,6 +52,17 @@ def test_a_table_may_write_accents_otherwise(config, tmp_path):
     assert shown(load_dataset(config(LINES.replace("b/", "été/"))).train) == [4, 0, 8]
 
 
+def test_names_may_begin_with_spaces(config, tmp_path, caplog):
+    """Those of files first; a name with the spaces of the table is found without them."""
+    (tmp_path / "images" / "b").rename(tmp_path / "images" / " 27")
+    lines = LINES.replace("b/4", " 27/4").replace("a/0.png", " a/0.png ").replace("cat", " cat")
+    train = load_dataset(config(lines, group="camera")).train
+    assert shown(train) == [4, 0, 8] and train.classes == ("cat", "dog")
+    assert train.files[0] == "north/4.png" and "left out" not in caplog.text
+    with pytest.raises(ConfigError, match=r"line 5:  a/0\.png  is listed twice"):
+        load_dataset(config(f"{lines} a/0.png ,dog,south\n"))
+
+
 def test_images_without_an_owner_are_said_to_be_of_one(config, caplog):
     train = load_dataset(config(LINES.replace("south", ""), group="camera")).train
     assert train.files == ("north/4.png", "%/0.png", "%/8.png")
