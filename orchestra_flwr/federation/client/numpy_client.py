@@ -13,7 +13,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import count_distinct
 from orchestra_flwr.evaluation import OwnClasses
-from orchestra_flwr.federation.attacks import Attack
+from orchestra_flwr.federation.attacks import Attack, attacked_state
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
@@ -342,7 +342,8 @@ class OrchestraClient(NumPyClient):
                 state = clipped_state(before, state, clip)
         if self.attack is not None:
             assert before is not None
-            sent = self.attack.sent(before, state, work.seed.generator("attack"))
+            generator = work.seed.generator("attack")
+            sent = attacked_state(self.config, self.attack, before, state, generator)
             for span, _ in self.schemas.shared.statistics:  # or variances could be below 0
                 sent[span] = state[span]
             state = sent

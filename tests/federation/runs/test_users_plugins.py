@@ -29,6 +29,16 @@ OPTIMIZER = """
         def change(self, update, moments):
             return RETURNED
 """
+ATTACK = """
+    from orchestra_flwr.federation.attacks import Attack
+
+    class Mine(Attack):
+        def sent(self, received, trained, generator):
+            return RETURNED
+
+        def poisoned(self, images):
+            return POISONED
+"""
 ENGINE = """
     from orchestra_flwr.federation.engines.inline import InlineEngine
 
@@ -158,6 +168,10 @@ def optimizer(returned, moments="{}"):
     return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
 
 
+def attack(returned="trained", poisoned="images"):
+    return ATTACK.replace("RETURNED", returned).replace("POISONED", poisoned)
+
+
 def clustering(returned):
     return CLUSTERING.replace("RETURNED", returned)
 
@@ -193,6 +207,22 @@ SLIPS = {
         ("server_optimizer", optimizer("update", moments="None")),
     "Mine.initial_moments must return a dictionary of numbers, and returned {'first': None}":
         ("server_optimizer", optimizer("update", moments="{'first': None}")),
+    # Attackers were left out of each round, or sent nothing that anybody asked for.
+    "attack=mine: Mine.sent must return a ndarray, float32 (64,), and returned None":
+        ("attack", attack("None")),
+    "attack=mine: Mine.sent must return a ndarray, float32 (64,), and returned a ndarray, float32 "
+    "(63,)":
+        ("attack", attack("received[1:]")),
+    "attack=mine: Mine.sent must return a ndarray, float32 (64,), and returned a ndarray, float64 "
+    "(64,)":
+        ("attack", attack("received * 1.0 + [0.0] * 64")),
+    "attack=mine: KeyError: 'none' (mine.py:6)":
+        ("attack", attack("{}['none']")),
+    "attack=mine: ValueError: assignment destination is read-only (mine.py:6)":
+        ("attack", attack("received.__setitem__(0, 1)")),
+    "attack=mine: Mine.poisoned must return a Tensor, uint8 (4, 1, 8, 8), and returned a Tensor, "
+    "float32 (4, 1, 8, 8)":
+        ("attack", attack(poisoned="images.float()")),
     "engine=mine: Mine.run must return what serve returned, and returned None":
         ("engine", ENGINE.replace("CALLED", "super().run(serve, clients)")),
     "exchange=mine: stages must yield Stage objects, and returned None":
