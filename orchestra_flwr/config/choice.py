@@ -105,7 +105,7 @@ class Choice(Section):
         if not fits:
             raise ConfigError(
                 f"{self.written(self.name)}: {self.plugin.__name__}.{method} must return {wanted}, "
-                f"and returned {_shown(returned)}"
+                f"and returned {shown(returned)}"
             )
 
     def _unknown_option(self, option: str, settings: type[Section]) -> str:
@@ -130,7 +130,7 @@ class Choice(Section):
         )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in a few words; of an array or tensor its type and shape."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("torch.")

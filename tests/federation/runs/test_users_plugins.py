@@ -19,6 +19,16 @@ RULE = """
         def combine(self, states, weights):
             return RETURNED
 """
+STREAM = """
+    from orchestra_flwr.federation.aggregations import Aggregation
+
+    class Mine(Aggregation):
+        def add(self, values, weight):
+            pass
+
+        def result(self):
+            pass
+"""
 OPTIMIZER = """
     from orchestra_flwr.federation.server_optimizers import ElementwiseOptimizer
 
@@ -195,6 +205,14 @@ SLIPS = {
         ("aggregation", rule("sum(w * s for w, s in zip(weights, states))")),
     "(self.sent + update): of states with a mean of 1.5 it made nan":
         ("aggregation", rule("states[0] * float('nan')")),
+    # It was found out after a round.
+    "aggregation: Mine.combine must return an array of 64 values, and returned a ndarray, float32 "
+    "(63,)":
+        ("aggregation", rule("states[0][1:]")),
+    "aggregation: Mine.combine must return an array of 64 values, and returned None":
+        ("aggregation", rule("None")),
+    "aggregation=mine: Mine.result must return a ndarray, float32 (64,), and returned None":
+        ("aggregation", STREAM),
     "round 1: aggregation=mine: returned values that are not finite":
         ("aggregation", rule("states[0] / (self.sent.min() > 0)")),
     "Mine.change must return (72,) values, those of the update, and returned None":
