@@ -209,9 +209,7 @@ def test_a_rule_that_returns_another_size_is_named(tiny, tmp_path, federate, use
     config = tiny(
         "plugins=[my_package]", "method=simclr", "aggregation=halved", f"run_dir={tmp_path / 'r'}"
     )
-    line = (
-        r"^aggregation: Halved\.combine must return an array of \d+ values, and"
-    )
+    line = r"^aggregation: Halved\.combine must return an array of \d+ values, and"
     with pytest.raises(ConfigError, match=line):
         federate(config, evaluate=False)
 

@@ -256,6 +256,11 @@ SLIPS = {
     # They were taken for the models "i", "m" and "n".
     "exchange=mine: models must have different names without '/', one at least, not 'min'":
         ("exchange", stages("yield Stage(())", models="'min'")),
+    # Rounds were reported, with scores, and nothing was trained.
+    "exchange=mine: stages must give clients tasks, or copy or mix models, and did neither in":
+        ("exchange", stages("yield Stage(())")),
+    "exchange=mine: stages must give clients tasks, or copy or mix models, and did neither":
+        ("exchange", stages("return iter(())")),
     "exchange=mine: stages must yield Stage objects, and not 3":
         ("exchange", stages("yield 3")),
     # A single row was copied to all centroids.
