@@ -70,6 +70,11 @@ class Choice(Section):
             raise ConfigError(f"{self.written(self.name)}: {error}") from None
 
     @property
+    def is_users(self) -> bool:
+        """Whether the chosen class is of a user's package."""
+        return not self.plugin.__module__.startswith("orchestra_flwr.")
+
+    @property
     def settings(self) -> Any:
         """The options as the plug-in's checked, frozen `Settings`.
 

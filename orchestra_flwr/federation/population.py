@@ -25,7 +25,6 @@ from orchestra_flwr.data import (
 from orchestra_flwr.evaluation import OwnClasses
 from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.aggregations import try_aggregation
-from orchestra_flwr.federation.attacks import try_attack
 from orchestra_flwr.federation.clocks import Clock, Device
 from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels, with_class_names
@@ -170,7 +169,7 @@ def check_before_images(config: Config) -> None:
 
     Raises:
         ConfigError: noise beside BatchNorm, a file that the partition cannot use, or an aggregation
-            or attack that does not make states.
+            that does not make states.
     """
     # The server recalibrates with its images, which in a simulation are those of all clients.
     noise = config.privacy.noise_multiplier
@@ -182,7 +181,6 @@ def check_before_images(config: Config) -> None:
         )
     config.partition.build().check_files(config.data.channels, config.data.image_size)
     try_aggregation(config)
-    try_attack(config)
 
 
 def check_listing(config: Config, dataset: Dataset) -> None:

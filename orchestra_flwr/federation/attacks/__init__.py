@@ -89,18 +89,20 @@ def attacked_state(
     return sent if sent.flags.writeable else sent.copy()  # what was received, for one
 
 
-def try_attack(config: Config) -> None:
-    """Refuses an attack that of a few images and values does not make such images and values.
+def try_attack(config: Config, state: np.ndarray) -> None:
+    """Refuses an attack that of a few images, and of a state, does not make such.
+
+    Args:
+        state: (size,) float32, of the run's model: an attack may know its size.
 
     Raises:
         ConfigError: as :func:`poisoned_images` and :func:`attacked_state`, or it raises an error.
     """
     shape = 4, config.data.channels, config.data.image_size, config.data.image_size
-    received = np.linspace(1, 2, 64, dtype=np.float32)
     with config.attack.tried():
         attack: Attack = config.attack.build()
         poisoned_images(config, attack, torch.zeros(shape, dtype=torch.uint8))
-        attacked_state(config, attack, received, received + 1, torch.Generator().manual_seed(0))
+        attacked_state(config, attack, state, state + 1, torch.Generator().manual_seed(0))
 
 
 def attackers(config: Config, clients: Sequence[str]) -> frozenset[str]:

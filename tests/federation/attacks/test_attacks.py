@@ -47,13 +47,13 @@ def test_an_attack_may_send_its_arguments_themselves(name):
 
 
 def test_an_attack_that_goes_wrong_in_a_round_is_named_there(tiny, federate, user_package):
-    """It passes a trial with few values; clients said a line of ours, not whose mistake it is."""
+    """Its trial has another seed; clients said a line of ours, not whose mistake it is."""
     user_package({"attacks/mine.py": """
         from orchestra_flwr.federation.attacks import Attack
 
         class Mine(Attack):
             def sent(self, received, trained, generator):
-                return None if len(received) > 64 else trained
+                return None if generator.initial_seed() else trained
     """})  # fmt: skip
     config = tiny("plugins=[my_package]", "attack=mine", "attack.clients=4", "method=simclr",
                   "federation.rounds=1")  # fmt: skip

@@ -226,14 +226,14 @@ SLIPS = {
     "Mine.initial_moments must return a dictionary of numbers, and returned {'first': None}":
         ("server_optimizer", optimizer("update", moments="{'first': None}")),
     # Attackers were left out of each round, or sent nothing that anybody asked for.
-    "attack=mine: Mine.sent must return a ndarray, float32 (64,), and returned None":
+    "attack=mine: Mine.sent must return a ndarray, float32 (11032,), and returned None":
         ("attack", attack("None")),
-    "attack=mine: Mine.sent must return a ndarray, float32 (64,), and returned a ndarray, float32 "
-    "(63,)":
+    "attack=mine: Mine.sent must return a ndarray, float32 (11032,), and returned a ndarray, "
+    "float32 (11031,)":
         ("attack", attack("received[1:]")),
-    "attack=mine: Mine.sent must return a ndarray, float32 (64,), and returned a ndarray, float64 "
-    "(64,)":
-        ("attack", attack("received * 1.0 + [0.0] * 64")),
+    "attack=mine: Mine.sent must return a ndarray, float32 (11032,), and returned a ndarray, "
+    "float64 (11032,)":
+        ("attack", attack("received.astype(float)")),
     "attack=mine: KeyError: 'none' (mine.py:6)":
         ("attack", attack("{}['none']")),
     "attack=mine: ValueError: assignment destination is read-only (mine.py:6)":
