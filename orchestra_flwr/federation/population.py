@@ -31,6 +31,8 @@ from orchestra_flwr.methods.labels import shown_labels, with_class_names
 from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import torch_generator
 
+TRIED = 4  # images
+
 
 @dataclass(frozen=True)
 class Population:
@@ -218,6 +220,7 @@ def check_population(config: Config, population: Population) -> None:
             own_classes(config, population, client, evaluated)
     shift: Shift = config.shift.build()
     shift.check_images(population.dataset.train)
+    _try_shift(config, population)
     release = release_of(config)
     if release is None:
         return
@@ -233,6 +236,15 @@ def check_population(config: Config, population: Population) -> None:
         f"privacy.k_min={release.min_images}: no client could send {release.label}, "
         f"must be at most {most}, the largest number of different images that a client has"
     )
+
+
+def _try_shift(config: Config, population: Population) -> None:
+    """Refuses a shift that does not make images of a client's first few."""
+    client, part = next(iter(population.parts.items()))
+    indices = torch.from_numpy(part[:TRIED])
+    images = population.dataset.train.images[indices]
+    with config.shift.tried():
+        shift_images(config.shift, images, indices, client, config.seed)
 
 
 def _check_devices(config: Config, clients: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from orchestra_flwr.terms import Term
 from orchestra_flwr.training.learner import Learner, full_name
 from orchestra_flwr.training.local_round import observe_round
 from orchestra_flwr.training.needed_memory import check_memory
+from orchestra_flwr.training.schedules import try_schedule
 from orchestra_flwr.training.step import BatchMaker
 from orchestra_flwr.training.warm_start import first_weights, starting_learner
 
@@ -49,11 +50,14 @@ class _BrokenContractError(Exception):
 def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     """Refuses a model that memory cannot hold, that cannot be built, or that breaks its contract.
 
+    So it does a schedule of its learning rate.
+
     Raises:
         ConfigError: says why in one line.
     """
+    try_schedule(config)
     choices = (config.method, config.model, config.clustering, *config.active_terms)
-    users = [choice for choice in choices if _is_users(choice.plugin)]
+    users = [choice for choice in choices if choice.is_users]
     if not users:
         check_memory(config, channels)
         _starting(config, channels, begun)
@@ -64,10 +68,6 @@ def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
         learner = _starting(config, channels, begun)
         _check_types(learner)
         _check_step_of(learner, config, channels)
-
-
-def _is_users(plugin: type[Any]) -> bool:
-    return not plugin.__module__.startswith("orchestra_flwr.")
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _check_types(learner: Learner) -> None:
     constant = tuple(
         f"{path}."
         for path, module in learner.named_modules()
-        if isinstance(module, Backbone) and not _is_users(type(module))
+        if isinstance(module, Backbone) and type(module).__module__.startswith("orchestra_flwr.")
     )
     for path, tensor in learner.state_dict().items():
         name = full_name(path)

@@ -49,6 +49,33 @@ ATTACK = """
         def poisoned(self, images):
             return POISONED
 """
+MERGING = """
+    from orchestra_flwr.merging import ClientState, Merging
+
+    class Mine(Merging):
+        def merge(self, learner, state):
+            pass
+
+        def keep(self, learner):
+            return KEPT
+
+        def metrics(self):
+            return MEASURED
+"""
+SHIFT = """
+    from orchestra_flwr.data import Shift
+
+    class Mine(Shift):
+        def apply(self, images, indices, client, seed):
+            return RETURNED
+"""
+SCHEDULE = """
+    from orchestra_flwr.training.schedules import Schedule
+
+    class Mine(Schedule):
+        def factor(self, progress):
+            return RETURNED
+"""
 ENGINE = """
     from orchestra_flwr.federation.engines.inline import InlineEngine
 
@@ -182,6 +209,10 @@ def attack(returned="trained", poisoned="images"):
     return ATTACK.replace("RETURNED", returned).replace("POISONED", poisoned)
 
 
+def merging(kept="ClientState()", measured="{}"):
+    return MERGING.replace("KEPT", kept).replace("MEASURED", measured)
+
+
 def clustering(returned):
     return CLUSTERING.replace("RETURNED", returned)
 
@@ -241,6 +272,31 @@ SLIPS = {
     "attack=mine: Mine.poisoned must return a Tensor, uint8 (4, 1, 8, 8), and returned a Tensor, "
     "float32 (4, 1, 8, 8)":
         ("attack", attack(poisoned="images.float()")),
+    # Messages named lines and attributes of this package.
+    "merging=mine: Mine.keep must return a ClientState(tensors, values) of dictionaries, and "
+    "returned None":
+        ("merging", merging(kept="None")),
+    "merging=mine: Mine.keep must return a ClientState(tensors, values) of dictionaries, and "
+    "returned ClientState(tensors={'a': 1}, values={})":
+        ("merging", merging(kept="ClientState({'a': 1})")),
+    "merging=mine: Mine.metrics must return a dictionary of numbers, and returned {'share': 'a'}":
+        ("merging", merging(measured="{'share': 'a'}")),
+    "merging=mine: Mine.metrics must return a dictionary of numbers, and returned None":
+        ("merging", merging(measured="None")),
+    "shift=mine: Mine.apply must return a Tensor, uint8 (4, 1, 8, 8), and returned None":
+        ("shift", SHIFT.replace("RETURNED", "None")),
+    "shift=mine: KeyError: '0' (mine.py:6)":
+        ("shift", SHIFT.replace("RETURNED", "{}[client]")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned None":
+        ("schedule", SCHEDULE.replace("RETURNED", "None")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned '1'":
+        ("schedule", SCHEDULE.replace("RETURNED", "'1'")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned nan":
+        ("schedule", SCHEDULE.replace("RETURNED", "float('nan')")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned -1":
+        ("schedule", SCHEDULE.replace("RETURNED", "-1")),
+    "schedule=mine: ZeroDivisionError: division by zero (mine.py:6)":
+        ("schedule", SCHEDULE.replace("RETURNED", "1 / progress.epoch")),
     "engine=mine: Mine.run must return what serve returned, and returned None":
         ("engine", ENGINE.replace("CALLED", "super().run(serve, clients)")),
     "exchange=mine: stages must yield Stage objects, and returned None":
@@ -308,7 +364,7 @@ SLIPS = {
 @pytest.mark.parametrize("line", SLIPS)
 def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line):
     kind, text = SLIPS[line]
-    folder = {"clustering.solver.name": "solvers", "data": "sources"}
+    folder = {"clustering.solver.name": "solvers", "data": "sources", "merging": "merging"}
     user_package({f"{folder.get(kind, kind + 's')}/mine.py": text})
     orchestra = ["method=orchestra"]
     method = {"method": [], "clustering": orchestra, "clustering.solver.name": orchestra}
