@@ -1,9 +1,10 @@
 """The simulated population: all images and which client holds which."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,9 +70,19 @@ def load_population(
         ConfigError: the images cannot be loaded, or do not allow the split.
     """
     dataset = load_dataset(config.data, listed)
+    _check_any_images(config, dataset)
     clients = config.federation.clients
     parts = partition_by_name(config.partition, dataset.train, clients, config.seed)
     return Population(dataset, parts)
+
+
+def _check_any_images(config: Config, dataset: Dataset) -> None:
+    """Refuses a source without images, before the number of clients is blamed."""
+    if not len(dataset.train):
+        raise ConfigError(
+            f"data={config.data.name}: {config.data.plugin.__name__} must give training images, "
+            "and gave none"
+        )
 
 
 def evaluation_dataset(config: Config, population: Population) -> Dataset:
@@ -194,6 +205,7 @@ def check_listing(config: Config, dataset: Dataset) -> None:
     Raises:
         ConfigError: as :func:`load_population` and :func:`check_population`.
     """
+    _check_any_images(config, dataset)
     try_partition(config.partition, dataset.train, config.federation.clients, config.seed)
     labels_for(with_class_names(config, dataset.train.classes), dataset.train.labelled)
     _check_scored(config, dataset)
@@ -249,9 +261,13 @@ def _try_shift(config: Config, population: Population) -> None:
 
 def _check_devices(config: Config, clients: Sequence[str]) -> None:
     clock: Clock = config.clock.build()
-    devices = clock.devices(clients, config.seed)
-    for client in () if devices is None else clients:
-        if not isinstance(devices and devices.get(client), Device):
+    devices: Any = clock.devices(clients, config.seed)
+    if devices is None and not clock.keeps_time:
+        return
+    wanted = "a dictionary with a Device for each client"
+    config.clock.check_returned("devices", devices, isinstance(devices, Mapping), wanted)
+    for client in clients:
+        if not isinstance(devices.get(client), Device):
             raise ConfigError(
                 f"clock={config.clock.name}: {type(clock).__name__}.devices has no Device for "
                 f"client {client}"

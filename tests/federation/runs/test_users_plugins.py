@@ -154,7 +154,8 @@ SOURCE = """
         channels = 1
 
         def load(self):
-            images = torch.zeros(40, 1, 32, 32, dtype=torch.uint8)
+            size = self.data.image_size
+            images = torch.zeros(40, 1, size, size, dtype=torch.uint8)
             images = ImageSet(images, torch.arange(40) % 3, ("a", "b"))
             return RETURNED
 """
@@ -320,9 +321,18 @@ SLIPS = {
     "exchange=mine: stages must yield Stage objects, and not 3":
         ("exchange", stages("yield 3")),
     # A single row was copied to all centroids.
-    "clustering.solver: Mine.solve must return centroids (4, 16), and returned (1, 16)":
+    "clustering.solver=mine: Mine.solve must return a Tensor of centroids (4, 16), and returned a "
+    "Tensor, float32 (1, 16)":
         ("clustering.solver.name", SOLVER.replace("RETURNED", "points[:1]")),
-    "clustering.solver: Mine.solve must return centroids (4, 16), and returned None":
+    "clustering.solver=mine: Mine.solve must return a Tensor of centroids (4, 16), and returned a "
+    "ndarray, float32 (4, 16)":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "points[:4].numpy()")),
+    "clustering.solver=mine: Mine.solve must return unit vectors, and returned lengths from 3 to 3":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "3 * points[:4]")),
+    "clustering.solver=mine: Mine.solve must return unit vectors, and returned lengths from nan to":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "float('nan') * points[:4]")),
+    "clustering.solver=mine: Mine.solve must return a Tensor of centroids (4, 16), and returned "
+    "None":
         ("clustering.solver.name", SOLVER.replace("RETURNED", "None")),
     # Nothing of the backbone was trained.
     "adaptation: Mine.trained must name parameters and buffers of the backbone, and named 'layer'":
@@ -333,6 +343,13 @@ SLIPS = {
         ("data", SOURCE.replace("% 3", "% 2").replace("RETURNED", "None")),
     "data=mine: Mine must give labels from -1 to 1, positions in classes":
         ("data", SOURCE.replace("RETURNED", "Dataset(self.data.name, images)")),
+    "data=mine: Mine must give training images, and gave none":
+        ("data", SOURCE.replace("% 3", "% 2").replace(
+            "RETURNED", "Dataset(self.data.name, images.select(torch.arange(0)))")),
+    # Time was that of this machine.
+    "clock=mine: Mine.devices must return a dictionary with a Device for each client, and returned "
+    "None":
+        ("clock", CLOCK.replace("return {client: RETURNED for client in clients[1:]}", "pass")),
     "clock=mine: Mine.devices has no Device for client 0":
         ("clock", CLOCK.replace("RETURNED", "Device(1, 1, 1)")),
     "ValueError: rates of a device must be above 0: Device(images_per_second=0":
