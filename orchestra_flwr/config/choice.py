@@ -1,12 +1,14 @@
 """A choice by name: which plug-in of a room, and the options that this plug-in itself checks."""
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, PrivateAttr, model_validator
 
 from orchestra_flwr.config.section import ConfigError, Section, parse
-from orchestra_flwr.plugins import PluginError, Room
+from orchestra_flwr.plugins import PluginError, Room, describe
 
 
 class Choice(Section):
@@ -68,6 +70,11 @@ class Choice(Section):
             raise ConfigError(f"{self.written(self.name)}: {error}") from None
 
     @property
+    def is_users(self) -> bool:
+        """Whether the chosen class is of a user's package."""
+        return not self.plugin.__module__.startswith("orchestra_flwr.")
+
+    @property
     def settings(self) -> Any:
         """The options as the plug-in's checked, frozen `Settings`.
 
@@ -83,6 +90,28 @@ class Choice(Section):
     def build(self, *arguments: Any, **named: Any) -> Any:
         """A new object of the chosen class, from its settings and these arguments."""
         return self.plugin(self.settings, *arguments, **named)
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Turns what the plug-in raises on a trial into a :class:`ConfigError` that names it."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's code may raise anything
+            raise ConfigError(f"{self.written(self.name)}: {describe(error)}") from error
+
+    def check_returned(self, method: str, returned: Any, fits: bool, wanted: str) -> None:
+        """Refuses what a method of the plug-in returned, unless it fits what its base class says.
+
+        Raises:
+            ConfigError: one line with the choice, the class, the method and what was returned.
+        """
+        if not fits:
+            raise ConfigError(
+                f"{self.written(self.name)}: {self.plugin.__name__}.{method} must return {wanted}, "
+                f"and returned {shown(returned)}"
+            )
 
     def _unknown_option(self, option: str, settings: type[Section]) -> str:
         allowed = [name for name in type(self).model_fields if name not in self.unlisted]
@@ -104,6 +133,14 @@ class Choice(Section):
             f"{self.path}.{option}: unknown option of {self.written(self.name)}, "
             f"which has {options}" + (f" ({hint})" if hint else "")
         )
+
+
+def shown(value: Any) -> str:
+    """A value in a few words; of an array or tensor its type and shape."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"a {type(value).__name__}, {dtype} {tuple(value.shape)}"
+    return " ".join(repr(value).split())[:80]
 
 
 class Plugin:

@@ -1,9 +1,10 @@
 """The simulated population: all images and which client holds which."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from orchestra_flwr.methods import check_client, labels_for, release_of
 from orchestra_flwr.methods.labels import shown_labels, with_class_names
 from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import torch_generator
+
+TRIED = 4  # images
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,19 @@ def load_population(
         ConfigError: the images cannot be loaded, or do not allow the split.
     """
     dataset = load_dataset(config.data, listed)
+    _check_any_images(config, dataset)
     clients = config.federation.clients
     parts = partition_by_name(config.partition, dataset.train, clients, config.seed)
     return Population(dataset, parts)
+
+
+def _check_any_images(config: Config, dataset: Dataset) -> None:
+    """Refuses a source without images, before the number of clients is blamed."""
+    if not len(dataset.train):
+        raise ConfigError(
+            f"data={config.data.name}: {config.data.plugin.__name__} must give training images, "
+            "and gave none"
+        )
 
 
 def evaluation_dataset(config: Config, population: Population) -> Dataset:
@@ -192,6 +205,7 @@ def check_listing(config: Config, dataset: Dataset) -> None:
     Raises:
         ConfigError: as :func:`load_population` and :func:`check_population`.
     """
+    _check_any_images(config, dataset)
     try_partition(config.partition, dataset.train, config.federation.clients, config.seed)
     labels_for(with_class_names(config, dataset.train.classes), dataset.train.labelled)
     _check_scored(config, dataset)
@@ -218,6 +232,7 @@ def check_population(config: Config, population: Population) -> None:
             own_classes(config, population, client, evaluated)
     shift: Shift = config.shift.build()
     shift.check_images(population.dataset.train)
+    _try_shift(config, population)
     release = release_of(config)
     if release is None:
         return
@@ -235,11 +250,24 @@ def check_population(config: Config, population: Population) -> None:
     )
 
 
+def _try_shift(config: Config, population: Population) -> None:
+    """Refuses a shift that does not make images of a client's first few."""
+    client, part = next(iter(population.parts.items()))
+    indices = torch.from_numpy(part[:TRIED])
+    images = population.dataset.train.images[indices]
+    with config.shift.tried():
+        shift_images(config.shift, images, indices, client, config.seed)
+
+
 def _check_devices(config: Config, clients: Sequence[str]) -> None:
     clock: Clock = config.clock.build()
-    devices = clock.devices(clients, config.seed)
-    for client in () if devices is None else clients:
-        if not isinstance(devices and devices.get(client), Device):
+    devices: Any = clock.devices(clients, config.seed)
+    if devices is None and not clock.keeps_time:
+        return
+    wanted = "a dictionary with a Device for each client"
+    config.clock.check_returned("devices", devices, isinstance(devices, Mapping), wanted)
+    for client in clients:
+        if not isinstance(devices.get(client), Device):
             raise ConfigError(
                 f"clock={config.clock.name}: {type(clock).__name__}.devices has no Device for "
                 f"client {client}"

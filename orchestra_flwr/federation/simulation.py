@@ -11,6 +11,7 @@ from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import Dataset
 from orchestra_flwr.federation.aggregations import held_memory
+from orchestra_flwr.federation.attacks import try_attack
 from orchestra_flwr.federation.engines import Engine
 from orchestra_flwr.federation.engines.trial_step import core_seconds
 from orchestra_flwr.federation.errors import FederationError
@@ -28,6 +29,7 @@ from orchestra_flwr.federation.server.loop import FederationRun
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.federation.server.run_encoders import check_kept
 from orchestra_flwr.federation.split_record import check_split, recorded_split
+from orchestra_flwr.methods import Role
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
@@ -65,7 +67,7 @@ def load_checked(config: Config) -> tuple[Config, Population]:
     classes_known = not sees_labels(config) or classes_of(config) is not None
     if classes_known:
         check_model(config, config.data.channels, begun=config.resume is not None)
-        _check_held_memory(config)
+        _check_states(config)
     population = load_population(config, partial(_check_listing, config))
     check_split(config, population)
     named = with_class_names(config, population.dataset.train.classes)
@@ -73,20 +75,23 @@ def load_checked(config: Config) -> tuple[Config, Population]:
     check_kept(named, population.dataset)
     if not classes_known:
         check_model(named, named.data.channels, begun=config.resume is not None)
+        _check_states(named)
     return named, population
 
 
-def _check_held_memory(config: Config) -> None:
-    """Refuses an aggregation that holds more than this machine's memory.
+def _check_states(config: Config) -> None:
+    """Refuses an aggregation that holds more than this machine's memory, and a faulty attack.
 
     Raises:
-        ConfigError: as :func:`held_memory`.
+        ConfigError: as :func:`held_memory` and :func:`try_attack`.
     """
-    if config.aggregation.plugin.holds_results:
+    if config.aggregation.plugin.holds_results or config.attack.is_users:
         learner = build_learner(config, config.data.channels)
-        size = Schemas.of(learner, config).shared.size
+        shared = Schemas.of(learner, config).shared
+        if config.attack.is_users:
+            try_attack(config, shared.pack(learner.state(Role.SHARED)))
         try:
-            held_memory(config, size, config.federation.clients)
+            held_memory(config, shared.size, config.federation.clients)
         except FederationError as error:
             raise ConfigError(str(error)) from None
 

@@ -7,7 +7,8 @@ place. Policies that mix weights leave BatchNorm's buffers alone.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from numbers import Real
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,6 +65,39 @@ class Merging(Plugin, ABC):
     def metrics(self) -> dict[str, float]:
         """Numbers of this round's merging, for the metrics."""
         return {}
+
+
+def kept_state(config: Config, merging: Merging, learner: Learner) -> ClientState:
+    """:meth:`Merging.keep` of the configuration's policy.
+
+    Raises:
+        ConfigError: it returns something else than tensors and numbers by name.
+    """
+    state = merging.keep(learner)
+    fits = isinstance(state, ClientState) and _is_of(Tensor, state.tensors)
+    fits = fits and _is_of(Real, state.values)
+    wanted = "a ClientState(tensors, values) of dictionaries"
+    config.merging.check_returned("keep", state, fits, wanted)
+    return state
+
+
+def measured(config: Config, merging: Merging) -> dict[str, float]:
+    """:meth:`Merging.metrics` of the configuration's policy.
+
+    Raises:
+        ConfigError: it returns something else than numbers by name.
+    """
+    numbers = merging.metrics()
+    wanted = "a dictionary of numbers"
+    config.merging.check_returned("metrics", numbers, _is_of(Real, numbers), wanted)
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _is_of(kind: type, values: Any) -> bool:
+    """Whether these are objects of one kind by name."""
+    if not isinstance(values, Mapping):
+        return False
+    return all(isinstance(n, str) and isinstance(value, kind) for n, value in values.items())
 
 
 def keeps_state(config: Config, learner: Learner) -> bool:

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,8 @@ from orchestra_flwr.seeding import ClientSeed
 # The published recipe: SimCLR's augmentations, with less blur and some solarisation for the view
 # that predicts, and a rotation for the third, which only the rotation head needs.
 RECIPES = (Recipe(), Recipe(blur_p=0.1, solarize_p=0.2), Recipe(rotate=True))
+
+UNIT = 1e-3  # by which the length of a unit vector may differ from 1
 
 ROLES = {
     "backbone": Role.SHARED,
@@ -108,7 +111,8 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
             self.target_projector = head(statistics=statistics).requires_grad_(False)
             ema_update(self.target_projector, self.projector, decay=0)  # makes them equal
         self.clustering: Clustering = config.clustering.build(config)
-        self.solver: Solver = config.clustering.solver.build(config)
+        self._chosen_solver = config.clustering.solver
+        self.solver: Solver = self._chosen_solver.build(config)
         self.register_buffer("global_centroids", self.clustering.first_centroids())
 
     @classmethod
@@ -206,16 +210,24 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         """Global clustering of all local centroids (Algorithm 2, lines 7 and 8)."""
         points, previous = contributions[LOCAL_CENTROIDS], self.global_centroids.clone()
         centroids = self.solver.solve(points, previous, generator)
-        if not isinstance(centroids, Tensor) or centroids.shape != previous.shape:
-            wrong = tuple(centroids.shape) if isinstance(centroids, Tensor) else centroids
-            raise ConfigError(
-                f"clustering.solver: {type(self.solver).__name__}.solve must return centroids "
-                f"{tuple(previous.shape)}, and returned {wrong!r:.80}"
-            )
+        self._check_solved(centroids, previous)
         self.global_centroids.copy_(centroids)
         if not previous.any():
             return {}
         return {"consistency": consistency(unit_rows(points), previous, centroids)}
+
+    def _check_solved(self, centroids: Any, previous: Tensor) -> None:
+        """Refuses what a solver returned instead of (G, D) unit vectors."""
+        fits = isinstance(centroids, Tensor) and centroids.shape == previous.shape
+        wanted = f"a Tensor of centroids {tuple(previous.shape)}"
+        self._chosen_solver.check_returned("solve", centroids, fits, wanted)
+        lengths = centroids.norm(dim=1)
+        if self._chosen_solver.is_users and not bool(((lengths - 1).abs() < UNIT).all()):
+            raise ConfigError(
+                f"{self._chosen_solver.written(self._chosen_solver.name)}: "
+                f"{type(self.solver).__name__}.solve must return unit vectors, and returned "
+                f"lengths from {float(lengths.min()):.3g} to {float(lengths.max()):.3g}"
+            )
 
     def _target(self) -> nn.Module:
         """The assigning encoder: images to (B, D) features, not normalised."""

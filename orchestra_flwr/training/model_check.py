@@ -25,19 +25,22 @@ from orchestra_flwr.methods import (
     release_of,
 )
 from orchestra_flwr.models import Backbone
+from orchestra_flwr.models.batch_norm import COUNTER
 from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.plugins import describe
 from orchestra_flwr.privacy.release import Release
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.terms import Term
-from orchestra_flwr.training.learner import Learner
+from orchestra_flwr.training.learner import Learner, full_name
 from orchestra_flwr.training.local_round import observe_round
 from orchestra_flwr.training.needed_memory import check_memory
+from orchestra_flwr.training.schedules import try_schedule
 from orchestra_flwr.training.step import BatchMaker
 from orchestra_flwr.training.warm_start import first_weights, starting_learner
 
 IMAGES = 4
 MOST_IMAGES = 256
+OUTLIVING = (Role.SHARED, Role.SERVER, Role.LOCAL)  # roles of tensors that are there after a round
 
 
 class _BrokenContractError(Exception):
@@ -47,11 +50,14 @@ class _BrokenContractError(Exception):
 def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     """Refuses a model that memory cannot hold, that cannot be built, or that breaks its contract.
 
+    So it does a schedule of its learning rate.
+
     Raises:
         ConfigError: says why in one line.
     """
+    try_schedule(config)
     choices = (config.method, config.model, config.clustering, *config.active_terms)
-    users = [c for c in choices if not c.plugin.__module__.startswith("orchestra_flwr.")]
+    users = [choice for choice in choices if choice.is_users]
     if not users:
         check_memory(config, channels)
         _starting(config, channels, begun)
@@ -59,7 +65,9 @@ def check_model(config: Config, channels: int, *, begun: bool = False) -> None:
     with _named(" ".join(choice.written(choice.name) for choice in users)):
         _check_parts(build_method(config, channels))
         check_memory(config, channels)
-        _check_step_of(_starting(config, channels, begun), config, channels)
+        learner = _starting(config, channels, begun)
+        _check_types(learner)
+        _check_step_of(learner, config, channels)
 
 
 @contextmanager
@@ -120,6 +128,29 @@ def _check_parts(method: Method) -> None:
     backbones = method.backbones()
     _require(isinstance(backbones, Mapping), "backbones() must return a dictionary", backbones)
     _check_sequence([*backbones.values()], Backbone, "the values of backbones()")
+
+
+def _check_types(learner: Learner) -> None:
+    """Refuses tensors that would stay where they are, whatever their role: no floating point.
+
+    Whole numbers in this package's backbones, which may be timm's networks, are constants.
+    """
+    constant = tuple(
+        f"{path}."
+        for path, module in learner.named_modules()
+        if isinstance(module, Backbone) and type(module).__module__.startswith("orchestra_flwr.")
+    )
+    for path, tensor in learner.state_dict().items():
+        name = full_name(path)
+        is_counter = name.rpartition(".")[2] == COUNTER  # BatchNorm's, which nothing reads
+        if tensor.is_floating_point() or is_counter or path.startswith(constant):
+            continue
+        if (role := learner.role(name)) in OUTLIVING:
+            raise _BrokenContractError(
+                f"{name} is {_dtype(tensor)} and has Role.{role.name}: only floating-point tensors "
+                "are sent, averaged or kept; use one, Role.TRANSIENT, or for a constant "
+                "register_buffer(..., persistent=False)"
+            )
 
 
 def _check_step_of(learner: Learner, config: Config, channels: int) -> None:
@@ -231,6 +262,10 @@ def _check_sequence(values: Any, kind: type, what: str) -> None:
 def _require(condition: bool, rule: str, value: Any) -> None:
     if not condition:
         raise _BrokenContractError(f"{rule}, and this is {_kind(value)}")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _kind(value: Any) -> str:

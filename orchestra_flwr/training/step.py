@@ -16,7 +16,7 @@ from orchestra_flwr.models.precision import passes_in
 from orchestra_flwr.seeding import ClientSeed
 from orchestra_flwr.training.learner import Learner
 from orchestra_flwr.training.optimizers import Optimizer
-from orchestra_flwr.training.schedules import LocalProgress, Schedule
+from orchestra_flwr.training.schedules import LocalProgress, Schedule, rate_factor
 
 
 class TrainingError(RuntimeError):
@@ -96,6 +96,7 @@ class LocalStep:
     def __init__(self, learner: Learner, batch_of: BatchMaker, config: Config) -> None:
         self._learner = learner
         self._batch_of = batch_of
+        self._config = config
         self._training = config.training
         self._schedule: Schedule = config.schedule.build()
         self._rounds = config.federation.rounds
@@ -113,7 +114,8 @@ class LocalStep:
         """Sets the learning rate of a local epoch, counted from 0, of a round with so many."""
         if isinstance(self.optimizer.lr, Tensor):
             progress = LocalProgress(round_, self._rounds, epoch, epochs)
-            self.optimizer.lr.fill_(self._training.lr * self._schedule.factor(progress))
+            factor = rate_factor(self._config, self._schedule, progress)
+            self.optimizer.lr.fill_(self._training.lr * factor)
 
     def __call__(self, rows: Tensor) -> None:
         """Trains on the (B,) chosen images."""

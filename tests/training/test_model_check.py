@@ -71,6 +71,52 @@ def test_a_method_that_breaks_its_contract_is_refused_in_one_line(tiny, user_pac
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
+@pytest.mark.parametrize("role", ["SHARED", "SERVER", "LOCAL"])
+def test_a_tensor_that_would_not_travel_is_refused(tiny, user_package, dtype, role):
+    """Such buffers were left out of the mean, of messages and of files without a word."""
+    buffer = f"""roles = {{'seen': Role.{role}}}
+        def __init__(self, config, channels):
+            super().__init__(config, channels)
+            self.register_buffer('seen', torch.zeros(3, dtype=torch.{dtype}))"""
+    user_package({"methods/mine.py": METHOD.format(buffer)})
+    line = rf"^method=mine: seen is {dtype} and has Role.{role}: only floating-point tensors are"
+    with pytest.raises(ConfigError, match=line):
+        check_model(tiny("plugins=[my_package]", "method=mine"), 1)
+
+
+@pytest.mark.parametrize(
+    ("role", "buffer"),
+    [
+        ("TRANSIENT", "torch.zeros(3, dtype=torch.int64)"),
+        ("SHARED", "torch.zeros(3, dtype=torch.int64), persistent=False"),
+        ("SHARED", "torch.zeros(3, dtype=torch.float64)"),
+    ],
+)
+def test_a_tensor_that_need_not_travel_may_have_any_type(tiny, user_package, role, buffer):
+    text = f"""roles = {{'seen': Role.{role}}}
+        def __init__(self, config, channels):
+            super().__init__(config, channels)
+            self.register_buffer('seen', {buffer})"""
+    user_package({"methods/mine.py": METHOD.format(text)})
+    check_model(tiny("plugins=[my_package]", "method=mine"), 1)
+
+
+def test_constants_of_this_packages_networks_are_not_refused(tiny, user_package, monkeypatch):
+    """Some of timm's, such as efficientformer_l1, have tables of positions."""
+    from orchestra_flwr.models.backbones.convnet import ConvNet
+
+    build = ConvNet.__init__
+
+    def with_table(self, *arguments):
+        build(self, *arguments)
+        self.register_buffer("table", torch.arange(3))
+
+    monkeypatch.setattr(ConvNet, "__init__", with_table)
+    user_package({"methods/mine.py": METHOD.format("pass")})
+    check_model(tiny("plugins=[my_package]", "method=mine", "model=convnet"), 1)
+
+
 def test_a_target_that_was_not_added_is_said(tiny, user_package):
     user_package({"methods/mine.py": """
         from orchestra_flwr.methods.families import MomentumEncoder

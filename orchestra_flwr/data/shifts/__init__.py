@@ -86,6 +86,8 @@ def shift_images(
     """
     shift: Shift = config.build()
     shifted = shift.apply(images, indices, client, seed)
+    wanted = f"a Tensor, uint8 {tuple(images.shape)}"
+    config.check_returned("apply", shifted, isinstance(shifted, Tensor), wanted)
     actual = (tuple(shifted.shape), shifted.dtype, shifted.device)
     expected = (tuple(images.shape), images.dtype, images.device)
     if actual != expected:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orchestra_flwr.config import Config, ConfigError, Plugin
+from orchestra_flwr.config.choice import shown
 from orchestra_flwr.console import text
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.vector_blocks import blocks_of
@@ -106,9 +107,18 @@ class RobustAggregation(Aggregation):
         self._weights.append(weight)
 
     def result(self) -> np.ndarray:
-        """What :meth:`combine` makes of the states."""
-        # A rule may compute in float64, the type of its weights.
-        return np.asarray(self.combine(self._states, np.array(self._weights)), np.float32)
+        """What :meth:`combine` makes of the states.
+
+        Raises:
+            ConfigError: it is no state.
+        """
+        made = self.combine(self._states, np.array(self._weights))
+        if np.shape(made) != (self.size,):
+            raise ConfigError(
+                f"aggregation: {type(self).__name__}.combine must return an array of {self.size} "
+                f"values, and returned {shown(made)}"
+            )
+        return np.asarray(made, np.float32)  # it may be float64, the type of the weights
 
     @abstractmethod
     def combine(self, states: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
@@ -148,17 +158,22 @@ def try_aggregation(config: Config) -> None:
     """Refuses an aggregation that of similar states makes something else than such a state.
 
     Raises:
-        ConfigError: it makes their update, their sum, or values that are not finite.
+        ConfigError: it makes their update, their sum, an array of another shape, or values that are
+            not finite; or it raises an error.
     """
     sent = np.linspace(1, 2, 64, dtype=np.float32)
     rule: Aggregation = config.aggregation.build(len(sent), lambda: sent)
     generator = np.random.default_rng(0)
-    for _ in range(min(100, config.federation.cohort_size(config.federation.clients))):
-        rule.add(sent + generator.uniform(-0.01, 0.01, len(sent)).astype(np.float32), 2.0)
-    try:
-        made = float(np.asarray(rule.result(), np.float64).mean())
-    except TooFewResultsError:  # said in the round, in which results may be missing as well
-        return
+    with config.aggregation.tried():
+        for _ in range(min(100, config.federation.cohort_size(config.federation.clients))):
+            rule.add(sent + generator.uniform(-0.01, 0.01, len(sent)).astype(np.float32), 2.0)
+        try:
+            state = rule.result()
+        except TooFewResultsError:  # said in the round, in which results may be missing as well
+            return
+    fits = isinstance(state, np.ndarray) and state.shape == sent.shape
+    config.aggregation.check_returned("result", state, fits, f"a ndarray, float32 {sent.shape}")
+    made = float(state.mean(dtype=np.float64))
     if not 1 < made < 2:
         raise ConfigError(
             f"aggregation={config.aggregation.name}: {type(rule).__name__} must return a state, as "

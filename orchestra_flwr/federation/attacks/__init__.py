@@ -39,12 +39,13 @@ class Attack(Plugin):
         """The state that an attacker sends.
 
         Args:
-            received: (size,) float32 state that the round began with.
-            trained: (size,) float32 state after the attacker's training.
+            received: (size,) float32 state that the round began with; it cannot be changed.
+            trained: (size,) float32 state after the attacker's training; a copy.
             generator: the attacker's randomness in this round.
 
         Returns:
-            (size,) float32.
+            (size,) float32; it may be one of the arguments. BatchNorm's statistics in it are not
+            sent: those of the training are.
         """
         return trained
 
@@ -53,6 +54,55 @@ def times_update(times: float, received: np.ndarray, trained: np.ndarray) -> np.
     """(size,) float32 received + times * (trained - received)."""
     state: np.ndarray = received + np.float32(times) * (trained - received)
     return state
+
+
+def poisoned_images(config: Config, attack: Attack, images: Tensor) -> Tensor:
+    """:meth:`Attack.poisoned` of the configuration's attack.
+
+    Raises:
+        ConfigError: it returns something else than such images.
+    """
+    made = attack.poisoned(images)
+    fits = isinstance(made, Tensor) and (made.shape, made.dtype) == (images.shape, torch.uint8)
+    config.attack.check_returned("poisoned", made, fits, f"a Tensor, uint8 {tuple(images.shape)}")
+    return made
+
+
+def attacked_state(
+    config: Config,
+    attack: Attack,
+    received: np.ndarray,
+    trained: np.ndarray,
+    generator: torch.Generator,
+) -> np.ndarray:
+    """:meth:`Attack.sent` of the configuration's attack, in memory of its own.
+
+    Raises:
+        ConfigError: it returns something else than such a state.
+    """
+    before = received.view()
+    before.flags.writeable = False
+    sent = attack.sent(before, trained.copy(), generator)
+    fits = isinstance(sent, np.ndarray) and sent.shape == trained.shape
+    fits = fits and sent.dtype == np.float32
+    config.attack.check_returned("sent", sent, fits, f"a ndarray, float32 {trained.shape}")
+    return sent if sent.flags.writeable else sent.copy()  # what was received, for one
+
+
+def try_attack(config: Config, state: np.ndarray) -> None:
+    """Refuses an attack that of a few images, and of a state, does not make such.
+
+    Args:
+        state: (size,) float32, of the run's model: an attack may know its size.
+
+    Raises:
+        ConfigError: as :func:`poisoned_images` and :func:`attacked_state`, or it raises an error.
+    """
+    shape = 4, config.data.channels, config.data.image_size, config.data.image_size
+    with config.attack.tried():
+        attack: Attack = config.attack.build()
+        poisoned_images(config, attack, torch.zeros(shape, dtype=torch.uint8))
+        attacked_state(config, attack, state, state + 1, torch.Generator().manual_seed(0))
 
 
 def attackers(config: Config, clients: Sequence[str]) -> frozenset[str]:

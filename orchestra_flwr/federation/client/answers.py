@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, METRICS, MODEL, MODELS
@@ -25,7 +26,8 @@ def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Messag
     except Exception as error:
         short = isinstance(error, torch.OutOfMemoryError | MemoryError)
         failure = Failure.OUT_OF_MEMORY if short else Failure.FAILED
-        return Message(Error(failure.code, describe(error)), reply_to=message)
+        text = str(error) if isinstance(error, ConfigError) else describe(error)
+        return Message(Error(failure.code, text), reply_to=message)
 
 
 def ran_out_of_memory(reply: Message) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.console.quiet_logger import quiet_logger
 from orchestra_flwr.data import Dataset, limited_dataset, shift_images
-from orchestra_flwr.federation.attacks import Attack, attackers
+from orchestra_flwr.federation.attacks import Attack, attackers, poisoned_images
 from orchestra_flwr.federation.client.answers import answer, evaluate_reply, train_reply
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.client.secure_answers import simulated_answer
@@ -95,7 +95,7 @@ def _addressed_client(content: RecordDict) -> OrchestraClient:
     attack: Attack | None = None
     if name in attackers(config, list(population.parts)):
         attack = config.attack.build()
-        shifted = attack.poisoned(shifted)
+        shifted = poisoned_images(config, attack, shifted)
     return OrchestraClient(
         config,
         name,

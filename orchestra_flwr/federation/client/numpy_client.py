@@ -13,7 +13,7 @@ from torch import Tensor
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import count_distinct
 from orchestra_flwr.evaluation import OwnClasses
-from orchestra_flwr.federation.attacks import Attack
+from orchestra_flwr.federation.attacks import Attack, attacked_state
 from orchestra_flwr.federation.client.scoring import Scoring
 from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
@@ -21,7 +21,14 @@ from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP, with_prefix
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
-from orchestra_flwr.merging import ClientState, Merging, has_local_state, keeps_state
+from orchestra_flwr.merging import (
+    ClientState,
+    Merging,
+    has_local_state,
+    keeps_state,
+    kept_state,
+    measured,
+)
 from orchestra_flwr.methods import KeepsState, Received, Role, release_of
 from orchestra_flwr.methods.labels import shown_labels
 from orchestra_flwr.privacy.updates import clipped_state
@@ -268,7 +275,8 @@ class OrchestraClient(NumPyClient):
             from_before = 2 if isinstance(self.exchange, Asynchronous) else 1
             folder.save(work.seed.round, state, work.seed.stage, from_before=from_before)
             result = replace(result, optimizer_state={})  # as large as the model: it is on disk now
-        work.metrics |= {f"merge/{name}": value for name, value in merging.metrics().items()}
+        merged = measured(self.config, merging)
+        work.metrics |= {f"merge/{name}": value for name, value in merged.items()}
         return result
 
     def _choose(self, work: _RoundState, saved: ClientState | None) -> None:
@@ -311,7 +319,8 @@ class OrchestraClient(NumPyClient):
         self._local_state_changed = saved is not None
 
     def _state_to_keep(self, merging: Merging, optimizer: Mapping[str, Tensor]) -> ClientState:
-        merged, local = merging.keep(self.learner), self.learner.state(Role.LOCAL)
+        merged = kept_state(self.config, merging, self.learner)
+        local = self.learner.state(Role.LOCAL)
         # Copies: merging may keep the same tensors, and a file must not hold one twice.
         saved = self.exchange.keep(self.learner)
         exchange = {EXCHANGE + name: tensor.clone() for name, tensor in saved.items()}
@@ -342,7 +351,8 @@ class OrchestraClient(NumPyClient):
                 state = clipped_state(before, state, clip)
         if self.attack is not None:
             assert before is not None
-            sent = self.attack.sent(before, state, work.seed.generator("attack"))
+            generator = work.seed.generator("attack")
+            sent = attacked_state(self.config, self.attack, before, state, generator)
             for span, _ in self.schemas.shared.statistics:  # or variances could be below 0
                 sent[span] = state[span]
             state = sent

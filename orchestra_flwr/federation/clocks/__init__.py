@@ -59,7 +59,7 @@ class Clock(Plugin, ABC):
 
     @abstractmethod
     def devices(self, clients: Sequence[str], seed: int) -> dict[str, Device] | None:
-        """The device of each client; None: time is that of this machine, and nobody is late.
+        """The device of each client; None, unless it `keeps_time`: nobody is late.
 
         Args:
             clients: all of them, in their order.

@@ -68,12 +68,17 @@ class RoundMessages:
         self._after(round_, report)
 
     def _stages(self, round_: Round) -> Iterator[Stage]:
-        """Those of the exchange, which may be of a user's package."""
+        """Those of the exchange, which may be of a user's package.
+
+        Raises:
+            FederationError: they are no stages, have tasks for others than the cohort, or are none
+                that change anything: the run would report rounds in which nothing was trained.
+        """
         called = f"exchange={self.federation.config.exchange.name}: stages"
         stages: Iterable[Any] = self.federation.exchange.stages(round_.number, round_.cohort)
         if not isinstance(stages, Iterable):
             raise FederationError(f"{called} must yield Stage objects, and returned {stages!r:.80}")
-        clients = set(round_.cohort)
+        clients, idle = set(round_.cohort), True
         for stage in stages:
             if not isinstance(stage, Stage):
                 raise FederationError(f"{called} must yield Stage objects, and not {stage!r:.80}")
@@ -82,7 +87,13 @@ class RoundMessages:
                     raise FederationError(
                         f"{called} has a task for {task.client}, which is not in the round's cohort"
                     )
+            idle = idle and not (stage.tasks or stage.copies or stage.mixing)
             yield stage
+        if idle and clients:
+            raise FederationError(
+                f"{called} must give clients tasks, or copy or mix models, and did neither in "
+                f"round {round_.number}"
+            )
 
     def _stage(self, round_: Round, stage: Stage, report: RoundReport, number: int) -> None:
         config, timeout = self.federation.config, self.federation.timeout

@@ -1,10 +1,12 @@
 """How the clients' learning rate changes during a run: one file a schedule, found by its name."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from numbers import Real
+from typing import Any, ClassVar, Literal
 
-from orchestra_flwr.config import Plugin
+from orchestra_flwr.config import Config, Plugin
 
 Unit = Literal["epochs", "rounds"]
 
@@ -51,3 +53,28 @@ class Schedule(Plugin, ABC):
     @abstractmethod
     def factor(self, progress: LocalProgress) -> float:
         """The factor of `training.lr` in an epoch, at least 0."""
+
+
+def rate_factor(config: Config, schedule: Schedule, progress: LocalProgress) -> float:
+    """:meth:`Schedule.factor` of the configuration's schedule.
+
+    Raises:
+        ConfigError: it is no finite number, or below 0.
+    """
+    factor: Any = schedule.factor(progress)
+    fits = isinstance(factor, Real) and 0 <= float(factor) < math.inf
+    config.schedule.check_returned("factor", factor, fits, "a number, at least 0")
+    return float(factor)
+
+
+def try_schedule(config: Config) -> None:
+    """Refuses a schedule that has no factor for the first or the last local epoch of the run.
+
+    Raises:
+        ConfigError: as :func:`rate_factor`, or it raises an error.
+    """
+    rounds, epochs = config.federation.rounds, config.training.local_epochs
+    with config.schedule.tried():
+        schedule: Schedule = config.schedule.build()
+        for progress in ((1, rounds, 0, epochs), (rounds, rounds, epochs - 1, epochs)):
+            rate_factor(config, schedule, LocalProgress(*progress))

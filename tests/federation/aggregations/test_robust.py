@@ -204,11 +204,13 @@ def test_a_rule_may_work_on_updates(tiny, tmp_path, federate, user_package):
 
 
 def test_a_rule_that_returns_another_size_is_named(tiny, tmp_path, federate, user_package):
+    """Also if it is found out in a round, after its trial."""
     user_package({"aggregations/halved.py": UPDATES.replace("CUT", "1")})
     config = tiny(
         "plugins=[my_package]", "method=simclr", "aggregation=halved", f"run_dir={tmp_path / 'r'}"
     )
-    with pytest.raises(FederationError, match=r"^aggregation=halved: returned float32 \(\d+,\)"):
+    line = r"^aggregation: Halved\.combine must return an array of \d+ values, and"
+    with pytest.raises(ConfigError, match=line):
         federate(config, evaluate=False)
 
 

@@ -6,11 +6,12 @@ import torch
 
 from orchestra_flwr.config import ConfigError, load, load_config
 from orchestra_flwr.deployment.server_config import ServerConfig
-from orchestra_flwr.federation.attacks import attackers
+from orchestra_flwr.federation.attacks import Attack, attacked_state, attackers
 from orchestra_flwr.federation.attacks.backdoor import Backdoor, stamped
 from orchestra_flwr.federation.attacks.random_weights import RandomWeights
 from orchestra_flwr.federation.attacks.scaled import Scaled
 from orchestra_flwr.federation.attacks.sign_flip import SignFlip
+from orchestra_flwr.federation.errors import FederationError
 
 RECEIVED, TRAINED = np.array([1, 2], np.float32), np.array([2, 4], np.float32)
 
@@ -28,6 +29,37 @@ def test_what_attackers_send():
     noise = sent(RandomWeights, scale=3) - RECEIVED
     assert np.linalg.norm(noise) == pytest.approx(3 * np.sqrt(5), rel=1e-5)
     np.testing.assert_array_equal(sent(RandomWeights, scale=3) - RECEIVED, noise)
+
+
+@pytest.mark.parametrize("name", ["received", "trained"])
+def test_an_attack_may_send_its_arguments_themselves(name):
+    """The client writes BatchNorm's statistics into what is sent; it ended with an error."""
+
+    class Mine(Attack):
+        def sent(self, received, trained, generator):
+            return received if name == "received" else trained
+
+    received, trained = RECEIVED.copy(), TRAINED.copy()
+    made = attacked_state(load_config([]), Mine(None), received, trained, torch.Generator())
+    np.testing.assert_array_equal(made, received if name == "received" else trained)
+    made[:] = 7
+    np.testing.assert_array_equal([received, trained], [RECEIVED, TRAINED])
+
+
+def test_an_attack_that_goes_wrong_in_a_round_is_named_there(tiny, federate, user_package):
+    """Its trial has another seed; clients said a line of ours, not whose mistake it is."""
+    user_package({"attacks/mine.py": """
+        from orchestra_flwr.federation.attacks import Attack
+
+        class Mine(Attack):
+            def sent(self, received, trained, generator):
+                return None if generator.initial_seed() else trained
+    """})  # fmt: skip
+    config = tiny("plugins=[my_package]", "attack=mine", "attack.clients=4", "method=simclr",
+                  "federation.rounds=1")  # fmt: skip
+    line = r"attack=mine: Mine\.sent must return a ndarray, float32 \(\d+,\), and returned None$"
+    with pytest.raises(FederationError, match=line):
+        federate(config, evaluate=False)
 
 
 def test_a_backdoors_images_are_copies_of_one_with_a_patch():

@@ -19,6 +19,16 @@ RULE = """
         def combine(self, states, weights):
             return RETURNED
 """
+STREAM = """
+    from orchestra_flwr.federation.aggregations import Aggregation
+
+    class Mine(Aggregation):
+        def add(self, values, weight):
+            pass
+
+        def result(self):
+            pass
+"""
 OPTIMIZER = """
     from orchestra_flwr.federation.server_optimizers import ElementwiseOptimizer
 
@@ -27,6 +37,43 @@ OPTIMIZER = """
             return MOMENTS
 
         def change(self, update, moments):
+            return RETURNED
+"""
+ATTACK = """
+    from orchestra_flwr.federation.attacks import Attack
+
+    class Mine(Attack):
+        def sent(self, received, trained, generator):
+            return RETURNED
+
+        def poisoned(self, images):
+            return POISONED
+"""
+MERGING = """
+    from orchestra_flwr.merging import ClientState, Merging
+
+    class Mine(Merging):
+        def merge(self, learner, state):
+            pass
+
+        def keep(self, learner):
+            return KEPT
+
+        def metrics(self):
+            return MEASURED
+"""
+SHIFT = """
+    from orchestra_flwr.data import Shift
+
+    class Mine(Shift):
+        def apply(self, images, indices, client, seed):
+            return RETURNED
+"""
+SCHEDULE = """
+    from orchestra_flwr.training.schedules import Schedule
+
+    class Mine(Schedule):
+        def factor(self, progress):
             return RETURNED
 """
 ENGINE = """
@@ -107,7 +154,8 @@ SOURCE = """
         channels = 1
 
         def load(self):
-            images = torch.zeros(40, 1, 32, 32, dtype=torch.uint8)
+            size = self.data.image_size
+            images = torch.zeros(40, 1, size, size, dtype=torch.uint8)
             images = ImageSet(images, torch.arange(40) % 3, ("a", "b"))
             return RETURNED
 """
@@ -158,6 +206,14 @@ def optimizer(returned, moments="{}"):
     return OPTIMIZER.replace("RETURNED", returned).replace("MOMENTS", moments)
 
 
+def attack(returned="trained", poisoned="images"):
+    return ATTACK.replace("RETURNED", returned).replace("POISONED", poisoned)
+
+
+def merging(kept="ClientState()", measured="{}"):
+    return MERGING.replace("KEPT", kept).replace("MEASURED", measured)
+
+
 def clustering(returned):
     return CLUSTERING.replace("RETURNED", returned)
 
@@ -181,6 +237,14 @@ SLIPS = {
         ("aggregation", rule("sum(w * s for w, s in zip(weights, states))")),
     "(self.sent + update): of states with a mean of 1.5 it made nan":
         ("aggregation", rule("states[0] * float('nan')")),
+    # It was found out after a round.
+    "aggregation: Mine.combine must return an array of 64 values, and returned a ndarray, float32 "
+    "(63,)":
+        ("aggregation", rule("states[0][1:]")),
+    "aggregation: Mine.combine must return an array of 64 values, and returned None":
+        ("aggregation", rule("None")),
+    "aggregation=mine: Mine.result must return a ndarray, float32 (64,), and returned None":
+        ("aggregation", STREAM),
     "round 1: aggregation=mine: returned values that are not finite":
         ("aggregation", rule("states[0] / (self.sent.min() > 0)")),
     "Mine.change must return (72,) values, those of the update, and returned None":
@@ -193,6 +257,47 @@ SLIPS = {
         ("server_optimizer", optimizer("update", moments="None")),
     "Mine.initial_moments must return a dictionary of numbers, and returned {'first': None}":
         ("server_optimizer", optimizer("update", moments="{'first': None}")),
+    # Attackers were left out of each round, or sent nothing that anybody asked for.
+    "attack=mine: Mine.sent must return a ndarray, float32 (11032,), and returned None":
+        ("attack", attack("None")),
+    "attack=mine: Mine.sent must return a ndarray, float32 (11032,), and returned a ndarray, "
+    "float32 (11031,)":
+        ("attack", attack("received[1:]")),
+    "attack=mine: Mine.sent must return a ndarray, float32 (11032,), and returned a ndarray, "
+    "float64 (11032,)":
+        ("attack", attack("received.astype(float)")),
+    "attack=mine: KeyError: 'none' (mine.py:6)":
+        ("attack", attack("{}['none']")),
+    "attack=mine: ValueError: assignment destination is read-only (mine.py:6)":
+        ("attack", attack("received.__setitem__(0, 1)")),
+    "attack=mine: Mine.poisoned must return a Tensor, uint8 (4, 1, 8, 8), and returned a Tensor, "
+    "float32 (4, 1, 8, 8)":
+        ("attack", attack(poisoned="images.float()")),
+    # Messages named lines and attributes of this package.
+    "merging=mine: Mine.keep must return a ClientState(tensors, values) of dictionaries, and "
+    "returned None":
+        ("merging", merging(kept="None")),
+    "merging=mine: Mine.keep must return a ClientState(tensors, values) of dictionaries, and "
+    "returned ClientState(tensors={'a': 1}, values={})":
+        ("merging", merging(kept="ClientState({'a': 1})")),
+    "merging=mine: Mine.metrics must return a dictionary of numbers, and returned {'share': 'a'}":
+        ("merging", merging(measured="{'share': 'a'}")),
+    "merging=mine: Mine.metrics must return a dictionary of numbers, and returned None":
+        ("merging", merging(measured="None")),
+    "shift=mine: Mine.apply must return a Tensor, uint8 (4, 1, 8, 8), and returned None":
+        ("shift", SHIFT.replace("RETURNED", "None")),
+    "shift=mine: KeyError: '0' (mine.py:6)":
+        ("shift", SHIFT.replace("RETURNED", "{}[client]")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned None":
+        ("schedule", SCHEDULE.replace("RETURNED", "None")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned '1'":
+        ("schedule", SCHEDULE.replace("RETURNED", "'1'")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned nan":
+        ("schedule", SCHEDULE.replace("RETURNED", "float('nan')")),
+    "schedule=mine: Mine.factor must return a number, at least 0, and returned -1":
+        ("schedule", SCHEDULE.replace("RETURNED", "-1")),
+    "schedule=mine: ZeroDivisionError: division by zero (mine.py:6)":
+        ("schedule", SCHEDULE.replace("RETURNED", "1 / progress.epoch")),
     "engine=mine: Mine.run must return what serve returned, and returned None":
         ("engine", ENGINE.replace("CALLED", "super().run(serve, clients)")),
     "exchange=mine: stages must yield Stage objects, and returned None":
@@ -208,12 +313,26 @@ SLIPS = {
     # They were taken for the models "i", "m" and "n".
     "exchange=mine: models must have different names without '/', one at least, not 'min'":
         ("exchange", stages("yield Stage(())", models="'min'")),
+    # Rounds were reported, with scores, and nothing was trained.
+    "exchange=mine: stages must give clients tasks, or copy or mix models, and did neither in":
+        ("exchange", stages("yield Stage(())")),
+    "exchange=mine: stages must give clients tasks, or copy or mix models, and did neither":
+        ("exchange", stages("return iter(())")),
     "exchange=mine: stages must yield Stage objects, and not 3":
         ("exchange", stages("yield 3")),
     # A single row was copied to all centroids.
-    "clustering.solver: Mine.solve must return centroids (4, 16), and returned (1, 16)":
+    "clustering.solver=mine: Mine.solve must return a Tensor of centroids (4, 16), and returned a "
+    "Tensor, float32 (1, 16)":
         ("clustering.solver.name", SOLVER.replace("RETURNED", "points[:1]")),
-    "clustering.solver: Mine.solve must return centroids (4, 16), and returned None":
+    "clustering.solver=mine: Mine.solve must return a Tensor of centroids (4, 16), and returned a "
+    "ndarray, float32 (4, 16)":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "points[:4].numpy()")),
+    "clustering.solver=mine: Mine.solve must return unit vectors, and returned lengths from 3 to 3":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "3 * points[:4]")),
+    "clustering.solver=mine: Mine.solve must return unit vectors, and returned lengths from nan to":
+        ("clustering.solver.name", SOLVER.replace("RETURNED", "float('nan') * points[:4]")),
+    "clustering.solver=mine: Mine.solve must return a Tensor of centroids (4, 16), and returned "
+    "None":
         ("clustering.solver.name", SOLVER.replace("RETURNED", "None")),
     # Nothing of the backbone was trained.
     "adaptation: Mine.trained must name parameters and buffers of the backbone, and named 'layer'":
@@ -224,6 +343,13 @@ SLIPS = {
         ("data", SOURCE.replace("% 3", "% 2").replace("RETURNED", "None")),
     "data=mine: Mine must give labels from -1 to 1, positions in classes":
         ("data", SOURCE.replace("RETURNED", "Dataset(self.data.name, images)")),
+    "data=mine: Mine must give training images, and gave none":
+        ("data", SOURCE.replace("% 3", "% 2").replace(
+            "RETURNED", "Dataset(self.data.name, images.select(torch.arange(0)))")),
+    # Time was that of this machine.
+    "clock=mine: Mine.devices must return a dictionary with a Device for each client, and returned "
+    "None":
+        ("clock", CLOCK.replace("return {client: RETURNED for client in clients[1:]}", "pass")),
     "clock=mine: Mine.devices has no Device for client 0":
         ("clock", CLOCK.replace("RETURNED", "Device(1, 1, 1)")),
     "ValueError: rates of a device must be above 0: Device(images_per_second=0":
@@ -255,7 +381,7 @@ SLIPS = {
 @pytest.mark.parametrize("line", SLIPS)
 def test_a_slip_is_one_line(tiny_overrides, tmp_path, user_package, capsys, line):
     kind, text = SLIPS[line]
-    folder = {"clustering.solver.name": "solvers", "data": "sources"}
+    folder = {"clustering.solver.name": "solvers", "data": "sources", "merging": "merging"}
     user_package({f"{folder.get(kind, kind + 's')}/mine.py": text})
     orchestra = ["method=orchestra"]
     method = {"method": [], "clustering": orchestra, "clustering.solver.name": orchestra}
