@@ -75,6 +75,13 @@ def test_images_without_labels(given):
     assert data.train.labels is None and data.train.classes == ()
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_gray_images_need_no_axis_of_channels(kind):
+    gray = RANDOM.integers(0, 256, (6, 8, 8), dtype=np.uint8)
+    images = as_dataset(kind(gray), "mine", 8).train.images
+    assert torch.equal(images, torch.from_numpy(gray)[:, None].expand(6, 3, 8, 8))
+
+
 def test_the_size_of_pictures_before_resizing_is_known():
     pictures = [Image.new("RGB", size) for size in ((90, 70), (60, 50), (200, 300))]
     assert as_dataset(pictures, "x", 8).shorter_side == 70
@@ -221,6 +228,10 @@ def test_broken_files_that_a_data_set_decodes_are_named_and_left_out(tmp_path, c
     ("given", "words"),
     [
         ([], "dataset: there are no training images"),
+        (np.zeros((12, 12, 3)), r"training images must be several, and \(12, 12, 3\) is the shape"),
+        (np.zeros((4, 12, 12)), r"for one: image\[None\]; for gray ones: images\[..., None\]"),
+        (torch.zeros(3, 9, 9), r"for one: image\[None\]; for gray ones: images\[:, None\]"),
+        ((PICTURES, torch.zeros(4, 9, 9)), "the test images must be several"),
         ([()], "dataset: training image 0: an image must be a path, a PIL image"),
         (5, "dataset: the training images are no data set, but int"),
         (np.array(5), "dataset: the training images are no data set, but a single value"),
