@@ -148,16 +148,26 @@ def _read(items: Any, part: str, size: int) -> _Items:
                 file, _, reason = str(error).partition(": ")
                 broken.append((file, reason))
                 continue
-            hint = (
-                "; transforms must not normalise them" if "values of images" in str(error) else ""
-            )
-            raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
+            raise ConfigError(
+                f"dataset: {part} image {number}: {error}{_hint(items, error)}"
+            ) from None
     if broken:
         skipped = counted(len(broken), f"{part} image")
         logger.warning("dataset: skipped %s: %s", skipped, first_ones(broken))
     if not images:
         raise ConfigError(f"dataset: there are no {part} images")
     return _Items(part, images, labels, classes, sides)
+
+
+def _hint(items: Any, error: Exception) -> str:
+    """What may have been meant by images that cannot be used."""
+    if "values of images" in str(error):
+        return "; transforms must not normalise them"
+    if isinstance(items, list) and len(items) == 2 and not isinstance(error, OSError):
+        return "; two data sets, for training and testing, are a tuple: (train, test)"
+    if isinstance(items, tuple) and len(items) == 2:  # in a tuple of two, or in a mapping
+        return "; a tuple of two is (train, test): pairs (image, label) must stand in a list"
+    return ""
 
 
 def _each(items: Any, part: str) -> Iterator[Any]:

@@ -240,6 +240,18 @@ def test_broken_files_that_a_data_set_decodes_are_named_and_left_out(tmp_path, c
         (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
         ((PICTURES,) * 3, r"dataset: must be one, or a pair \(train, test\), not 3"),
+        (
+            [Pictures(), Pictures()],
+            r"not Pictures; two data sets, .* are a tuple: \(train, test\)$",
+        ),
+        ([PICTURES, PICTURES], "; two data sets, for training and testing, are a tuple: "),
+        ([[(PICTURES[0], 0)] * 4, [(PICTURES[0], 0)]], "; two data sets, for training and test"),
+        ([IMAGES.numpy(), IMAGES.numpy()], "; two data sets, for training and testing, are a "),
+        (
+            ((PICTURES[0], 0), (PICTURES[1], 1)),
+            r"not int; a tuple of two is \(train, test\): pairs",
+        ),
+        (((PICTURES[0], "a"), (PICTURES[1], "b")), "; a tuple of two is .* must stand in a list$"),
         ((PICTURES, np.arange(3)), r"labels; .* one data set: list\(zip\(images, labels\)\)"),
         ((PICTURES, ["cat", "dog"]), "a pair is .train, test., and the second holds labels"),
         ((PICTURES, ["a caption " * 40, "dog"]), "and the second holds labels"),
