@@ -31,7 +31,8 @@ def simulate(
     Args:
         overrides: as on the command line, ["method=simclr", "federation.rounds=5"], or a mapping,
             {"method": "simclr", "federation.rounds": 5}. Texts in a mapping need no quotes, but
-            for those that look like numbers: {"data.label": "'1'"}.
+            for those that look like numbers: {"data.label": "'1'"}. A `Result` is its folder:
+            {"resume": result, "federation.rounds": 9}.
         dataset: the images, instead of data=...: a data set of torch, torchvision or Hugging Face,
             a tensor (N, C, H, W), an array (N, H, W, C), either as (N, H, W) for gray images, or a
             list of images or of pairs (image, label); a pair (train, test) of these, or a mapping

@@ -137,6 +137,12 @@ def test_a_run_folder_is_opened_again(run, tmp_path):
 
 def test_the_run_can_be_resumed_without_its_data_set(run):
     assert simulate([f"resume={run[0].folder}"]).summary["rounds"] == 2
+    assert simulate({"resume": run[0]}).summary["rounds"] == 2
+
+
+def test_a_result_is_its_folder_where_one_is_expected(run):
+    again = orchestra_flwr.load_encoder(run[0]).state_dict()
+    assert all(map(torch.equal, run[0].encoder.state_dict().values(), again.values()))
 
 
 @pytest.mark.parametrize(

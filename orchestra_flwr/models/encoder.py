@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -204,12 +205,13 @@ def tensors_sha256(network: nn.Module) -> str:
 
 
 def load_encoder(
-    path: str | Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
+    path: str | os.PathLike[str], device: str | torch.device = "cpu", plugins: Sequence[str] = ()
 ) -> Encoder:
     """Reads an encoder back.
 
     Args:
-        path: a run folder, or an `encoder.safetensors` with its `encoder.json` beside it.
+        path: a run folder or its `Result`, or an `encoder.safetensors` with its `encoder.json`
+            beside it.
         device: where to put the encoder.
         plugins: your packages with the backbone. The file cannot have others imported: importing a
             package runs its code.

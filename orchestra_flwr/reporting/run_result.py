@@ -68,6 +68,10 @@ class Result:
         if not (self.folder / "config.yaml").is_file():
             raise FileNotFoundError(f"{self.folder}: no run folder (it holds no config.yaml)")
 
+    def __fspath__(self) -> str:
+        """The folder: wherever a run folder is expected, `resume` and `init` included."""
+        return str(self.folder)
+
     @property
     def summary(self) -> dict[str, Any]:
         """`summary.json`: `knn` and `linear` as fractions, `untrained`, `rounds`, bytes, ...
