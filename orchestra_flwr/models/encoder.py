@@ -27,6 +27,7 @@ from orchestra_flwr.models.encoder_description import REMEDY, read_description, 
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.features import image_batches
 from orchestra_flwr.models.normalisation import normalise
+from orchestra_flwr.models.placement import resolve_device
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.square_image import AnyImage, square_image
 from orchestra_flwr.tensor_files import save_plain
@@ -212,7 +213,7 @@ def load_encoder(
     Args:
         path: a run folder or its `Result`, or an `encoder.safetensors` with its `encoder.json`
             beside it.
-        device: where to put the encoder.
+        device: where to put the encoder; auto takes a GPU where one is visible.
         plugins: your packages with the backbone. The file cannot have others imported: importing a
             package runs its code.
 
@@ -220,10 +221,12 @@ def load_encoder(
         The encoder in evaluation mode, without gradients.
 
     Raises:
+        ConfigError: there is no such device.
         FileNotFoundError: one of the two files is missing.
         ValueError: a file is damaged, the description is wrong, its backbone is of a package that
             is not installed or that `plugins` does not name, or the weights do not fit it.
     """
+    device = resolve_device(device)
     path = encoder_file(path)
     description = path.with_suffix(".json")
     for file in (path, description):
