@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
 LABEL = "label"  # the name of a column
 PANDAS_NA = "<NA>"  # as a text: the value itself cannot be compared
+PANDAS_NAT = "NaTType"  # an empty cell of dates; its text may be a class
 COLOURS = {3, 4}  # channels of a colour image, without and with transparency
 OF_PIL = (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError)
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
@@ -266,6 +267,7 @@ def _plain(label: Any) -> int | str | None:
     if isinstance(label, float) and label.is_integer():  # pandas', where another label is missing
         label = int(label)
     is_nan = isinstance(label, float) and math.isnan(label)
+    is_nan |= type(label).__name__ == PANDAS_NAT
     if label is None or is_nan or str(label).strip() in ("", PANDAS_NA):
         return None
     if isinstance(label, bool) or not isinstance(label, int | str):  # before it is compared

@@ -162,6 +162,7 @@ def test_labels_of_a_table_of_pandas():
     for labels, classes in (
         (pandas.Series(["dog", None, "cat", float("nan"), "", " "]), ("cat", "dog")),
         (pandas.Series([7, None, 3, None, None, None]), ("3", "7")),
+        (["dog", pandas.NaT, "NaT", pandas.NaT, None, None], ("NaT", "dog")),
         (pandas.Series([7, None, 3, None, None, None], dtype="Int64"), ("3", "7")),
     ):
         train = as_dataset([*zip(PICTURES, labels, strict=True)], "mine", 8).train
