@@ -180,7 +180,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def at_home(path: str | Path) -> Path:
+def at_home(path: str | os.PathLike[str]) -> Path:
     """A path with the home folder instead of a leading `~`, as in a shell.
 
     Without such a user or home folder it stays as it is: a file may have this name.
@@ -188,7 +188,7 @@ def at_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises an error there)
 
 
-def encoder_file(path: str | Path) -> Path:
+def encoder_file(path: str | os.PathLike[str]) -> Path:
     """The encoder's file, given by its own path or its run folder."""
     named = at_home(path)
     return named if named.suffix == ".safetensors" else named / "encoder.safetensors"

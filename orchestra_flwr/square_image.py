@@ -243,7 +243,16 @@ def _picture(image: Image.Image, size: int) -> NDArray[np.uint8]:
         data = image.fp.read()
         image.fp.seek(position)
         return decode_image(data, size)
+    if image.mode == "F" and image.format is None:
+        _check_finite(image)
     return _resized(_eight_bits(image), _turn(image), size)
+
+
+def _check_finite(image: Image.Image) -> None:
+    """Refuses NaN and infinity as in an array. In a file they stand for pixels without a value."""
+    for box in _strips(image):
+        if not np.isfinite(np.asarray(image.crop(box))).all():
+            raise ValueError("an image of mode F must hold finite values, not NaN or infinity")
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:

@@ -132,11 +132,38 @@ def test_a_run_folder_is_opened_again(run, tmp_path):
         Result(tmp_path)
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(FileNotFoundError, match=r"summary\.json: no such file .a finished run lea"):
-        str(Result(tmp_path))
+        _ = Result(tmp_path).summary
+
+
+def test_a_run_that_was_stopped_prints_what_there_is_and_how_it_goes_on(tmp_path, tiny_overrides):
+    def stop(report):
+        if report["round"] == last:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    for last, done in ((0, "0 rounds"), (1, "1 round")):
+        whole = [*tiny_overrides, "evaluation.every=1", f"run_dir={folder}"]
+        with pytest.raises(KeyboardInterrupt):
+            simulate([f"resume={folder}"] if last else whole, progress=stop)
+        text = str(Result(folder))
+        assert f"evaluated last after round {last}\n{done}, " in text and "kNN, target" in text
+        assert "initial_statistics" not in text
+        assert (
+            f"The run has not ended. If it is not at work, continue with: resume={folder}" in text
+        )
+        assert ("gain" in text) == bool(last)
+    (folder / "metrics.jsonl").unlink()
+    assert str(Result(folder)).splitlines()[-1] == f"run folder: {folder}"
 
 
 def test_the_run_can_be_resumed_without_its_data_set(run):
     assert simulate([f"resume={run[0].folder}"]).summary["rounds"] == 2
+    assert simulate({"resume": run[0]}).summary["rounds"] == 2
+
+
+def test_a_result_is_its_folder_where_one_is_expected(run):
+    again = orchestra_flwr.load_encoder(run[0]).state_dict()
+    assert all(map(torch.equal, run[0].encoder.state_dict().values(), again.values()))
 
 
 @pytest.mark.parametrize(

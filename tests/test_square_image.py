@@ -85,6 +85,20 @@ def test_a_pixel_that_is_not_finite_is_black_and_scales_nothing(value: float):
     assert (images[0] == images[1]).all() and images[0].max() == 255
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_picture_in_memory_that_is_not_finite_is_refused(value: float, tmp_path: Path):
+    """As an array with the same values; one that was opened is read as its file is."""
+    values = _gradient(32, 32)[:, :, 0].astype(np.float32)
+    values[3, 4] = value
+    for image in (Image.fromarray(values), values):
+        with pytest.raises(ValueError, match="nan|inf|NaN or infinity"):
+            square_image(image, 8)
+    file = tmp_path / "a.tiff"
+    Image.fromarray(values).save(file)
+    with Image.open(file) as opened:
+        assert torch.equal(square_image(opened, 8), square_image(file, 8))
+
+
 def test_a_palette_with_transparency_is_read_quietly(recwarn: pytest.WarningsRecorder):
     palette = _picture().convert("P")
     decode_image(_file(palette, transparency=bytes(range(256))), 32)

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
 LABEL = "label"  # the name of a column
 PANDAS_NA = "<NA>"  # as a text: the value itself cannot be compared
+PANDAS_NAT = "NaTType"  # an empty cell of dates; its text may be a class
+COLOURS = {3, 4}  # channels of a colour image, without and with transparency
 OF_PIL = (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError)
 NO_LABEL = -1  # in the data sets of torchvision and Hugging Face
 
@@ -35,12 +37,12 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
         source: a data set; a pair of two, for training and testing; or a mapping with "train" and
             maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
             images, pairs (image, label), or mappings with an image and maybe a label: torch's and
-            torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), lists. Labels
-            are whole numbers or texts; -1, None, an empty text and pandas' value of an empty cell
-            mean no label. Unlabelled test images are left out if others have labels. Broken files
-            are named in a warning and left out. In a mapping the label is the item "label"; else
-            the only column that holds class labels or is called "class" or "target"; else the only
-            one with "label" in its name.
+            torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), both for gray
+            images also (N, H, W), lists. Labels are whole numbers or texts; -1, None, an empty text
+            and pandas' value of an empty cell mean no label. Unlabelled test images are left out if
+            others have labels. Broken files are named in a warning and left out. In a mapping the
+            label is the item "label"; else the only column that holds class labels or is called
+            "class" or "target"; else the only one with "label" in its name.
         size: height and width of its images in pixels.
 
     Raises:
@@ -147,16 +149,26 @@ def _read(items: Any, part: str, size: int) -> _Items:
                 file, _, reason = str(error).partition(": ")
                 broken.append((file, reason))
                 continue
-            hint = (
-                "; transforms must not normalise them" if "values of images" in str(error) else ""
-            )
-            raise ConfigError(f"dataset: {part} image {number}: {error}{hint}") from None
+            raise ConfigError(
+                f"dataset: {part} image {number}: {error}{_hint(items, error)}"
+            ) from None
     if broken:
         skipped = counted(len(broken), f"{part} image")
         logger.warning("dataset: skipped %s: %s", skipped, first_ones(broken))
     if not images:
         raise ConfigError(f"dataset: there are no {part} images")
     return _Items(part, images, labels, classes, sides)
+
+
+def _hint(items: Any, error: Exception) -> str:
+    """What may have been meant by images that cannot be used."""
+    if "values of images" in str(error):
+        return "; transforms must not normalise them"
+    if isinstance(items, list) and len(items) == 2 and not isinstance(error, OSError):
+        return "; two data sets, for training and testing, are a tuple: (train, test)"
+    if isinstance(items, tuple) and len(items) == 2:  # in a tuple of two, or in a mapping
+        return "; a tuple of two is (train, test): pairs (image, label) must stand in a list"
+    return ""
 
 
 def _each(items: Any, part: str) -> Iterator[Any]:
@@ -174,12 +186,26 @@ def _each(items: Any, part: str) -> Iterator[Any]:
                 'list(zip(table["file"], table["label"]))'
             )
         return iter(items)
+    _check_several(items, part)
     # Not every data set of torch ends an iteration by itself.
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
         return (_item(items, number) for number in range(len(items)))
     if isinstance(items, Iterable):
         return iter(items)
     raise ConfigError(f"dataset: the {part} images are no data set, but {type(items).__name__}")
+
+
+def _check_several(items: Any, part: str) -> None:
+    """Refuses what has the shape of one colour image: its rows would be read as gray images."""
+    if not isinstance(items, Tensor | np.ndarray) or items.ndim != 3:
+        return
+    if COLOURS.isdisjoint((items.shape[0], items.shape[2])):
+        return
+    gray = "[:, None]" if isinstance(items, Tensor) else "[..., None]"
+    raise ConfigError(
+        f"dataset: the {part} images must be several, and {tuple(items.shape)} is the shape of one "
+        f"(for one: image[None]; for gray ones: images{gray})"
+    )
 
 
 def _item(items: Any, number: int) -> Any:
@@ -241,6 +267,7 @@ def _plain(label: Any) -> int | str | None:
     if isinstance(label, float) and label.is_integer():  # pandas', where another label is missing
         label = int(label)
     is_nan = isinstance(label, float) and math.isnan(label)
+    is_nan |= type(label).__name__ == PANDAS_NAT
     if label is None or is_nan or str(label).strip() in ("", PANDAS_NA):
         return None
     if isinstance(label, bool) or not isinstance(label, int | str):  # before it is compared

@@ -20,6 +20,7 @@ from orchestra_flwr.models.features import (
 )
 from orchestra_flwr.models.heads import build_head
 from orchestra_flwr.models.normalisation import normalise
+from orchestra_flwr.models.placement import resolve_device
 
 __all__ = [
     "Backbone",
@@ -39,6 +40,7 @@ __all__ = [
     "load_encoder",
     "normalise",
     "recalibrated",
+    "resolve_device",
     "save_encoder",
     "tensors_sha256",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -26,6 +27,7 @@ from orchestra_flwr.models.encoder_description import REMEDY, read_description, 
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.features import image_batches
 from orchestra_flwr.models.normalisation import normalise
+from orchestra_flwr.models.placement import resolve_device
 from orchestra_flwr.models.state_size import state_size
 from orchestra_flwr.square_image import AnyImage, square_image
 from orchestra_flwr.tensor_files import save_plain
@@ -204,13 +206,14 @@ def tensors_sha256(network: nn.Module) -> str:
 
 
 def load_encoder(
-    path: str | Path, device: str | torch.device = "cpu", plugins: Sequence[str] = ()
+    path: str | os.PathLike[str], device: str | torch.device = "cpu", plugins: Sequence[str] = ()
 ) -> Encoder:
     """Reads an encoder back.
 
     Args:
-        path: a run folder, or an `encoder.safetensors` with its `encoder.json` beside it.
-        device: where to put the encoder.
+        path: a run folder or its `Result`, or an `encoder.safetensors` with its `encoder.json`
+            beside it.
+        device: where to put the encoder; auto takes a GPU where one is visible.
         plugins: your packages with the backbone. The file cannot have others imported: importing a
             package runs its code.
 
@@ -218,10 +221,12 @@ def load_encoder(
         The encoder in evaluation mode, without gradients.
 
     Raises:
+        ConfigError: there is no such device.
         FileNotFoundError: one of the two files is missing.
         ValueError: a file is damaged, the description is wrong, its backbone is of a package that
             is not installed or that `plugins` does not name, or the weights do not fit it.
     """
+    device = resolve_device(device)
     path = encoder_file(path)
     description = path.with_suffix(".json")
     for file in (path, description):

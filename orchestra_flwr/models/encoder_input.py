@@ -1,7 +1,7 @@
 """The input of a saved encoder: checked batches, and batches made from images of any kind."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -71,8 +71,8 @@ def batches(
         ValueError: `batch_size` or the shape is not allowed; or as `preprocess` raises it, and
             the text says which image it is.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be a whole number, 1 or more")
     _check_several(images)
     total = len(images) if isinstance(images, Sized) else None
     done, rest = 0, iter(images)
@@ -93,6 +93,17 @@ def _check_several(images: Any) -> None:
         raise TypeError(
             f"images must be several, such as a list, not {type(images).__name__} "
             "(for one image: [image])"
+        )
+    # Both are iterables of names: of the columns, and of the images.
+    if hasattr(images, "iloc") and getattr(images, "ndim", 1) > 1:
+        raise TypeError(
+            "images must be one column of a table, such as table['file'], "
+            f"not {type(images).__name__}"
+        )
+    if isinstance(images, Mapping):
+        raise TypeError(
+            f"images must be several, such as a list, not {type(images).__name__} "
+            "(for its values: images.values())"
         )
     if isinstance(images, Tensor | np.ndarray) and images.ndim != 4:
         form, gray = "an array (N, H, W, C)", "[..., None]"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from orchestra_flwr.config import read_config_file
 from orchestra_flwr.console.text import flat
 from orchestra_flwr.files import read_json
 from orchestra_flwr.models import Encoder, load_encoder
 from orchestra_flwr.reporting.plots import curves_figure, partition_figure
 from orchestra_flwr.reporting.run_folder import RunFolder
-from orchestra_flwr.reporting.summary_table import print_summary
+from orchestra_flwr.reporting.summary_table import print_so_far, print_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,6 +68,10 @@ class Result:
         self.folder = Path(folder).absolute()  # a notebook may change its folder
         if not (self.folder / "config.yaml").is_file():
             raise FileNotFoundError(f"{self.folder}: no run folder (it holds no config.yaml)")
+
+    def __fspath__(self) -> str:
+        """The folder: wherever a run folder is expected, `resume` and `init` included."""
+        return str(self.folder)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -157,10 +162,16 @@ class Result:
         return RunFolder(self.folder).label
 
     def __str__(self) -> str:
-        """The table that the command prints at the end of a run."""
+        """The table that the command prints at the end of a run; before that, what there is."""
         text = io.StringIO()
         plain = Console(file=text, width=WIDTH, color_system=None, force_jupyter=False)
-        print_summary(self.summary, self.folder, plain)
+        if (self.folder / "summary.json").is_file():
+            print_summary(self.summary, self.folder, plain)
+        else:
+            plugins = read_config_file(self.folder / "config.yaml").get("plugins") or ()
+            how = RunFolder(self.folder, plugins=plugins).how_to_continue()
+            line = f"The run has not ended. If it is not at work, {how}"
+            print_so_far(self._records(), line, self.folder, plain)
         return text.getvalue().rstrip()
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """Warnings about a run that went wrong without an error: one line for each fault."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from orchestra_flwr.console.text import ACCURACIES, counted, lookup, percent
@@ -15,6 +15,7 @@ EARLY_ROUNDS, EARLY = 5, 1 / 3
 # Steps of training, before which 5 % or more of BatchNorm's averages (of momentum .1) is still what
 # they began with. That can cost an encoder more than it has learned.
 FEW_STEPS = 30
+NAMED = 3  # clients without a result that have a line of their own
 
 
 def run_warnings(
@@ -22,14 +23,16 @@ def run_warnings(
     records: Sequence[Mapping[str, Any]],
     chance: Mapping[str, float],
     steps: int,
+    counted_clients: Collection[str],
 ) -> list[str]:
-    """Lines about a trained encoder that is worse than before, or has collapsed, and about losses.
+    """Lines about an encoder that is worse than before or has collapsed, losses, and clients.
 
     Args:
         summary: the run's scores, and under `untrained` those before training.
         records: the lines of `metrics.jsonl`.
         chance: by the name of a loss, its value for a network that has learned nothing.
         steps: of training behind the encoder, one client's of all rounds.
+        counted_clients: those whose work has counted in any round.
     """
     remedy = ""
     if summary.get("batch_norm") == "averaged" and steps < FEW_STEPS:
@@ -39,7 +42,11 @@ def run_warnings(
         )
     harm = [line for line in (_worse(summary, remedy), _collapsed(summary, remedy)) if line]
     # One cause is said once.
-    return [*(harm[:1] if remedy else harm), *losses_at_chance(records, chance)]
+    return [
+        *(harm[:1] if remedy else harm),
+        *losses_at_chance(records, chance),
+        *_without_result(records, counted_clients),
+    ]
 
 
 def early_round(rounds: int) -> int | None:
@@ -90,4 +97,26 @@ def losses_at_chance(
                 f"the {name} loss stays at chance ({lowest:.3f}, and {level:.3f} without any "
                 f"learning): try {knob} training.lr, more training.local_epochs or another method"
             )
+    return lines
+
+
+def _without_result(
+    records: Sequence[Mapping[str, Any]], counted_clients: Collection[str]
+) -> list[str]:
+    """Clients that failed whenever they were asked, with the last reason; of many the first."""
+    rounds = [record for record in records if record["round"] > 0]
+    failed: dict[str, list[str]] = {}
+    for record in rounds:
+        # A client with tasks in several stages may fail in each of them.
+        reasons = {entry["client"]: entry["reason"] for entry in record["clients"]["dropped"]}
+        for client, reason in reasons.items():
+            if client not in counted_clients:
+                failed.setdefault(client, []).append(reason)
+    lines = [
+        f"client {client} gave no result, and failed in {len(reasons)} of "
+        f"{counted(len(rounds), 'round')}: {reasons[-1]}"
+        for client, reasons in failed.items()
+    ]
+    if more := lines[NAMED:]:
+        return [*lines[:NAMED], f"{counted(len(more), 'more client')} gave no result either"]
     return lines

@@ -1,7 +1,7 @@
 """The table that is printed at the end of a run."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,34 @@ def print_summary(
     for line in (_other_statistics(summary), _kept(summary), *clients, _cost(summary), *last):
         if line:
             console.out(printable(line), highlight=False)
+
+
+def print_so_far(
+    records: Sequence[Mapping[str, Any]], continuing: str, folder: str | Path, console: Console
+) -> None:
+    """Prints the latest scores of a run that has not ended, its cost, and how it goes on.
+
+    Args:
+        records: the lines of `metrics.jsonl` so far; there may be none.
+        continuing: a line with the command.
+    """
+    scored = [record for record in records if record.get("scores")]
+    if scored:
+        untrained = _saved_first(scored[0]) if scored[0]["round"] == 0 else {}
+        console.print(scores_table(untrained, _saved_first(scored[-1])))
+        console.out(f"evaluated last after round {scored[-1]['round']}", highlight=False)
+    sums = ("seconds", "bytes_up", "bytes_down")
+    cost = {key: sum(record.get(key) or 0 for record in records) for key in sums}
+    rounds = {"rounds": records[-1]["round"] if records else 0}
+    for line in (_cost(rounds | cost), continuing, f"run folder: {folder}"):
+        console.out(printable(line), highlight=False)
+
+
+def _saved_first(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's scores as :func:`scores_table` takes them."""
+    (saved, scores), *others = record["scores"].items()
+    of_saved = {key: value for key, value in scores.items() if key not in STATISTICS}
+    return {**of_saved, **dict(others), "backbone": saved, "rounds": record["round"]}
 
 
 def _unscored(summary: Mapping[str, Any], folder: str | Path) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Local training: what is trained, the one loop that trains it, its optimizers."""
 
+from orchestra_flwr.models import resolve_device
 from orchestra_flwr.training.client_threads import client_threads, is_beside_others
-from orchestra_flwr.training.devices import cores_for_clients, resolve_device, torch_threads
+from orchestra_flwr.training.devices import cores_for_clients, torch_threads
 from orchestra_flwr.training.learner import Learner, build_learner
 from orchestra_flwr.training.local_round import LocalResult, observe_round, train_round
 from orchestra_flwr.training.model_check import check_model

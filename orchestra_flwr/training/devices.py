@@ -1,11 +1,10 @@
-"""Where a process computes: its CPU threads and its device."""
+"""Where a process computes: its CPU threads, and how many processes a machine has room for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from orchestra_flwr.config import ConfigError
 from orchestra_flwr.machine_limits import usable_cpus, usable_memory
 
 # Bytes of a process that trains a ResNet-18 on a CPU, or of the server; small networks take less.
@@ -35,18 +34,3 @@ def cores_for_clients(threads: int) -> int:
     """
     processes = usable_memory() // PROCESS_MEMORY - 1
     return max(min(usable_cpus(), processes * threads), threads)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that `device=` names; auto takes a GPU where one is visible.
-
-    Raises:
-        ConfigError: the GPU of that name does not exist.
-    """
-    visible = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda" if visible else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= visible:
-        raise ConfigError(f"device={name}: {visible} GPUs are visible here (device=auto or cpu)")
-    return device

@@ -75,6 +75,13 @@ def test_images_without_labels(given):
     assert data.train.labels is None and data.train.classes == ()
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_gray_images_need_no_axis_of_channels(kind):
+    gray = RANDOM.integers(0, 256, (6, 8, 8), dtype=np.uint8)
+    images = as_dataset(kind(gray), "mine", 8).train.images
+    assert torch.equal(images, torch.from_numpy(gray)[:, None].expand(6, 3, 8, 8))
+
+
 def test_the_size_of_pictures_before_resizing_is_known():
     pictures = [Image.new("RGB", size) for size in ((90, 70), (60, 50), (200, 300))]
     assert as_dataset(pictures, "x", 8).shorter_side == 70
@@ -155,6 +162,7 @@ def test_labels_of_a_table_of_pandas():
     for labels, classes in (
         (pandas.Series(["dog", None, "cat", float("nan"), "", " "]), ("cat", "dog")),
         (pandas.Series([7, None, 3, None, None, None]), ("3", "7")),
+        (["dog", pandas.NaT, "NaT", pandas.NaT, None, None], ("NaT", "dog")),
         (pandas.Series([7, None, 3, None, None, None], dtype="Int64"), ("3", "7")),
     ):
         train = as_dataset([*zip(PICTURES, labels, strict=True)], "mine", 8).train
@@ -221,6 +229,10 @@ def test_broken_files_that_a_data_set_decodes_are_named_and_left_out(tmp_path, c
     ("given", "words"),
     [
         ([], "dataset: there are no training images"),
+        (np.zeros((12, 12, 3)), r"training images must be several, and \(12, 12, 3\) is the shape"),
+        (np.zeros((4, 12, 12)), r"for one: image\[None\]; for gray ones: images\[..., None\]"),
+        (torch.zeros(3, 9, 9), r"for one: image\[None\]; for gray ones: images\[:, None\]"),
+        ((PICTURES, torch.zeros(4, 9, 9)), "the test images must be several"),
         ([()], "dataset: training image 0: an image must be a path, a PIL image"),
         (5, "dataset: the training images are no data set, but int"),
         (np.array(5), "dataset: the training images are no data set, but a single value"),
@@ -229,6 +241,18 @@ def test_broken_files_that_a_data_set_decodes_are_named_and_left_out(tmp_path, c
         (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
         ((PICTURES,) * 3, r"dataset: must be one, or a pair \(train, test\), not 3"),
+        (
+            [Pictures(), Pictures()],
+            r"not Pictures; two data sets, .* are a tuple: \(train, test\)$",
+        ),
+        ([PICTURES, PICTURES], "; two data sets, for training and testing, are a tuple: "),
+        ([[(PICTURES[0], 0)] * 4, [(PICTURES[0], 0)]], "; two data sets, for training and test"),
+        ([IMAGES.numpy(), IMAGES.numpy()], "; two data sets, for training and testing, are a "),
+        (
+            ((PICTURES[0], 0), (PICTURES[1], 1)),
+            r"not int; a tuple of two is \(train, test\): pairs",
+        ),
+        (((PICTURES[0], "a"), (PICTURES[1], "b")), "; a tuple of two is .* must stand in a list$"),
         ((PICTURES, np.arange(3)), r"labels; .* one data set: list\(zip\(images, labels\)\)"),
         ((PICTURES, ["cat", "dog"]), "a pair is .train, test., and the second holds labels"),
         ((PICTURES, ["a caption " * 40, "dog"]), "and the second holds labels"),

@@ -154,6 +154,7 @@ def test_encode_reports_its_progress(encoder, capsys):
         ([], "no images to encode"),
         ("photos", r"several, such as a list, not str \(for one image: \[image\]\)"),
         (5, "several, such as a list, not int"),
+        ({"a": np.zeros((9, 9, 3))}, r"not dict \(for its values: images.values\(\)\)$"),
         (torch.zeros(3, 16, 16), r"a tensor \(N, C, H, W\), not \(3, 16, 16\)"),
         (np.zeros((16, 16, 3)), r"an array \(N, H, W, C\), not"),
         (np.zeros((5, 16, 16)), r"for gray ones: images\[\.\.\., None\]\)"),
@@ -172,8 +173,20 @@ def test_encode_names_a_broken_file(encoder, tmp_path):
     (tmp_path / "1.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"image 1: .*1\.png: not an image"):
         encoder.encode(sorted(tmp_path.iterdir()))
-    with pytest.raises(ValueError, match="batch_size=0: must be at least 1"):
-        encoder.encode(sorted(tmp_path.iterdir()), batch_size=0)
+    for size in (0, 2.5):
+        with pytest.raises(ValueError, match=f"batch_size={size}: must be a whole number, 1 or"):
+            encoder.encode(sorted(tmp_path.iterdir()), batch_size=size)
+
+
+def test_encode_takes_a_column_of_a_table_and_the_values_of_a_mapping(encoder, tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    (picture,) = _pictures(1)
+    picture.save(tmp_path / "0.png")
+    table = pandas.DataFrame({"file": [str(tmp_path / "0.png")]}, index=[7])
+    with pytest.raises(TypeError, match=r"one column of a table, .*'file'\], not DataFrame$"):
+        encoder.encode(table)
+    features = encoder.encode(table["file"])
+    assert torch.equal(features, encoder.encode({"a": picture}.values()))
 
 
 @pytest.mark.slow

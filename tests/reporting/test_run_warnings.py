@@ -13,12 +13,23 @@ GOOD = {
 }  # fmt: skip
 
 
-def run_warnings(summary, records, chance, steps=1000):
-    return module.run_warnings(summary, records, chance, steps)
+def run_warnings(summary, records, chance, steps=1000, clients=()):
+    return module.run_warnings(summary, records, chance, steps, clients)
 
 
 def records(name, *losses):
-    return [{"round": n, "loss": {name: loss, "total": 9.0}} for n, loss in enumerate(losses)]
+    return [
+        {"round": n, "loss": {name: loss, "total": 9.0}, "clients": {"dropped": []}}
+        for n, loss in enumerate(losses)
+    ]
+
+
+def failures(*rounds):
+    """Records of rounds in which these clients failed, each with its reason."""
+    return [
+        {"round": n, "clients": {"dropped": [{"client": c, "reason": r} for c, r in failed]}}
+        for n, failed in enumerate(rounds)
+    ]
 
 
 def test_a_run_that_went_well_has_no_warning():
@@ -90,3 +101,22 @@ def test_one_round_below_chance_or_too_few_rounds_are_no_reason():
 def test_the_round_of_the_early_warning():
     """A third of the rounds, five at least, and never the last, behind which the end says it."""
     assert [module.early_round(rounds) for rounds in (0, 3, 5, 6, 36)] == [None, None, None, 5, 12]
+
+
+def test_clients_that_never_gave_a_result_are_named_with_the_last_reason():
+    rounds = ([("3", "in round 0")], [("3", "OSError: a"), ("1", "late")], [("3", "KeyError: b")])
+    (line,) = run_warnings(GOOD, failures(*rounds), {}, clients=("0", "1"))
+    assert line == "client 3 gave no result, and failed in 2 of 2 rounds: KeyError: b"
+    assert run_warnings(GOOD, failures(*rounds), {}, clients=("0", "1", "3")) == []
+
+
+def test_of_many_clients_without_a_result_the_first_are_named():
+    many = [(str(n), "KeyError: a") for n in range(10)]
+    lines = run_warnings(GOOD, failures([], many), {})
+    assert [line.partition(",")[0] for line in lines[:-1]] == [
+        f"client {n} gave no result" for n in range(3)
+    ]
+    assert lines[-1] == "7 more clients gave no result either"
+    twice = failures([], [("5", "first stage"), ("5", "second stage")])
+    (line,) = run_warnings(GOOD, twice, {})
+    assert line.endswith("failed in 1 of 1 round: second stage")

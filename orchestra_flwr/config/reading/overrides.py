@@ -1,6 +1,7 @@
 """Reading the overrides of a command line, one at a time, so that errors name the override."""
 
 import functools
+import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -91,9 +92,11 @@ def _countable(text: str) -> Iterator[None]:
 def override_text(key: str, value: Any, paths: Container[str] = ()) -> str:
     """`key=value`, as on a command line, for a Python value; `paths`: keys of paths.
 
-    The value is None, a number or a text, or a list or mapping of these. A text such as "[a,b]" is
-    read as on a command line; a text that cannot be read that way is quoted.
+    The value is None, a number, a text or a path, or a list or mapping of these. A text such as
+    "[a,b]" is read as on a command line; a text that cannot be read that way is quoted.
     """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     plain = f"{key}={value}"
     if isinstance(value, str):
         with suppress(HydraException):

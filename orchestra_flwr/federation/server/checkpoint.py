@@ -53,10 +53,9 @@ class Position:
     best: dict[str, float] = field(default_factory=dict)
     # Clients of a simulation that have had the frozen weights
     holders: list[str] = field(default_factory=list)
-    # Where rounds end early: seconds of the slowest good replies of the last rounds, and the
-    # clients whose work has counted so far
+    # Seconds of the slowest good replies of the last rounds
     slowest: list[float] = field(default_factory=list)
-    counted: list[str] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)  # clients whose work has counted so far
     clock: dict[str, Any] = field(default_factory=dict)  # the virtual time, where there is one
 
     def after(self, number: int, report: RoundReport, seconds: float) -> Self:
@@ -176,7 +175,11 @@ def _put_arrays_back(state: dict[str, Any], saved: Mapping[str, Tensor]) -> None
 
 def _position(values: dict[str, Any]) -> Position:
     last_used = values.pop("known", {})  # its name until version 0.3
-    return Position(**{"last_used": last_used, **values})
+    position = Position(**{"last_used": last_used, **values})
+    if position.round > 0 and not position.counted:
+        # Until version 0.4 they were noted only where rounds end early: nobody must be blamed.
+        return replace(position, counted=list(position.clients))
+    return position
 
 
 def run_id(folder: Path) -> str:

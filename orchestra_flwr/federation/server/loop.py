@@ -247,9 +247,7 @@ class FederationRun:
             evaluation = self._evaluate(number)
         self.models.load(self.models.first)
         drawn = self.privacy.drawn(position.drawn, round_)
-        if self.messages.ends_early:
-            position = position.with_counted(report)
-        position = replace(position, drawn=drawn)
+        position = replace(position.with_counted(report), drawn=drawn)
         record = self._record(round_, report, evaluation, position, exchanged)
         self.folder.append_metrics(record)
         self.best.consider(record, *self._kept_backbone())
@@ -358,7 +356,7 @@ class FederationRun:
         }
         chance = chance_losses(self.config, method, metrics)
         steps = usual_steps(self.config, metrics)
-        if warnings := run_warnings(summary, metrics, chance, steps):
+        if warnings := run_warnings(summary, metrics, chance, steps, position.counted):
             summary["warnings"] = warnings
         if self.work is not None:
             self.work.give_up()

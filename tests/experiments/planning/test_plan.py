@@ -1,10 +1,13 @@
 import json
+import re
+import shutil
 from collections import Counter
 from itertools import product
 
 import pytest
 
-from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr.config import ConfigError, conf_dir, load_config
+from orchestra_flwr.experiments.planning import description
 from orchestra_flwr.experiments.planning.description import SCALES, experiment_names
 from orchestra_flwr.experiments.planning.plan import make_plan, read_plans
 
@@ -31,6 +34,19 @@ def test_every_row_composes(name, scale):
     for row in (plan.rows[0], plan.rows[-1]):  # each takes a second
         again = load_config([*row.overrides, "seed=0"])
         assert again == configs[row.run]
+
+
+def test_the_example_of_the_guide_composes(tmp_path, monkeypatch):
+    """Its four rows, with both seeds."""
+    guide = (conf_dir().parent / "docs" / "experiments.md").read_text()
+    (example,) = re.findall(r"^```\n(title: .*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    shutil.copytree(conf_dir() / "scale", tmp_path / "scale")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "batch_sizes.yaml").write_text(example)
+    monkeypatch.setattr(description, "conf_dir", lambda: tmp_path)
+    plan, configs = make_plan("batch_sizes", "small")
+    assert len(plan.rows) == len(configs) == 8
+    assert {config.training.batch_size for config in configs.values()} == {16, 64}
 
 
 @pytest.mark.parametrize(

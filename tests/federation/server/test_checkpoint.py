@@ -35,7 +35,9 @@ def travelling(models):
 def test_state_and_position_come_back_bit_for_bit(tiny, tmp_path):
     ours, other = models(tiny()), models(tiny("seed=1"))
     ours.learner.method.global_centroids.normal_()
-    position = Position(3, 12.5, 100, 200, 4, [[10, 5, 3]], ["b", "a"], {"groups": [0, 1]})
+    position = Position(
+        3, 12.5, 100, 200, 4, [[10, 5, 3]], ["b", "a"], {"groups": [0, 1]}, counted=["b"]
+    )
     save_checkpoint(tmp_path / "checkpoint", ours, position)
     assert load_checkpoint(tmp_path / "checkpoint", other) == position
     for name, tensor in travelling(ours).items():
@@ -114,10 +116,11 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tiny, tmp_path):
     """Its position knew less, and called one thing otherwise."""
     ours, other = models(tiny("seed=1")), models(tiny())
     position = {"round": 2, "seconds": 1.0, "bytes_up": 3, "bytes_down": 4,
-                "smallest_cluster": 5, "drawn": [], "known": {"a": {"reply": 2}}}  # fmt: skip
+                "smallest_cluster": 5, "drawn": [], "clients": ["a", "b"],
+                "known": {"a": {"reply": 2}}}  # fmt: skip
     save_tensors(tmp_path / LATEST, travelling(ours), {"position": json.dumps(position)})
     assert load_checkpoint(tmp_path, other) == Position(
-        2, 1.0, 3, 4, 5, last_used={"a": {"reply": 2}}
+        2, 1.0, 3, 4, 5, clients=["a", "b"], last_used={"a": {"reply": 2}}, counted=["a", "b"]
     )
     assert all(torch.equal(t, travelling(other)[n]) for n, t in travelling(ours).items())
 

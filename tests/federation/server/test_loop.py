@@ -38,6 +38,7 @@ from orchestra_flwr.methods import Role
 from orchestra_flwr.privacy.accounting import calibrate, spent
 from orchestra_flwr.privacy.updates import composed_epsilon
 from orchestra_flwr.reporting import RunFolder, make_progress, run_estimate
+from orchestra_flwr.reporting.run_result import Result
 from orchestra_flwr.seeding import torch_generator
 from orchestra_flwr.training import build_learner
 
@@ -100,15 +101,15 @@ def test_warnings_of_a_run_stand_in_its_summary(config, monkeypatch):
     """With the chance levels of its method."""
     seen = []
 
-    def warnings(summary, records, chance, steps):
-        seen.append((summary["untrained"]["batch_norm"], len(records), chance))
+    def warnings(summary, records, chance, steps, clients):
+        seen.append((summary["untrained"]["batch_norm"], len(records), chance, len(clients)))
         return ["it is worse"]
 
     monkeypatch.setattr(loop, "run_warnings", warnings)
     summary, _ = run(config())
     assert summary["warnings"] == ["it is worse"]
-    ((batch_norm, count, chance),) = seen
-    assert batch_norm == "recalibrated" and count == 3
+    ((batch_norm, count, chance, clients),) = seen
+    assert batch_norm == "recalibrated" and count == 3 and clients == 4
     assert chance["rotation"] == pytest.approx(math.log(4)) and chance["cluster"] > 0
 
 
@@ -131,7 +132,7 @@ def test_chance_is_that_of_the_batches_that_clients_have(config, monkeypatch):
     seen = []
     monkeypatch.setattr(loop, "run_warnings", lambda *given: seen.append(given[2:]))
     run(config("method=simclr", "partition=iid", "training.batch_size=24"))
-    ((chance, steps),) = seen
+    ((chance, steps, _),) = seen
     assert chance == {"contrastive": pytest.approx(math.log(2 * 30 - 1))}
     assert steps == 2  # in two rounds
 
@@ -338,6 +339,22 @@ def test_bad_clients_are_dropped_named_and_counted(config):
     assert "from-last-year" in reasons["2"]
     assert "0 images" in reasons["3"]
     assert folder.read_metrics()[2]["clients"]["ok"] == 8
+
+
+def test_a_client_that_fails_in_every_round_is_named_in_the_summary(config):
+    """Also after resuming; client 2, which fails once, is not."""
+
+    def change(client, round_, reply):
+        if client == "1" or (client, round_) == ("2", 1):
+            reply.content[METRICS]["examples"] = 0
+
+    _, folder = run(config(), meddling(change))
+    more = config("federation.rounds=3", f"run_dir={folder.path}")
+    summary, _ = run(more, meddling(change), folder)
+    (line,) = [line for line in summary["warnings"] if line.startswith("client")]
+    assert line.startswith("client 1 gave no result, and failed in 3 of 3 rounds: ")
+    assert "0 images" in line
+    assert line in " ".join(str(Result(folder.path)).split())
 
 
 def folders(root, **sizes):
