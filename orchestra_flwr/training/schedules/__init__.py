@@ -74,6 +74,8 @@ def try_schedule(config: Config) -> None:
         ConfigError: as :func:`rate_factor`, or it raises an error.
     """
     rounds, epochs = config.federation.rounds, config.training.local_epochs
+    if not rounds:  # nothing is trained
+        return
     with config.schedule.tried():
         schedule: Schedule = config.schedule.build()
         for progress in ((1, rounds, 0, epochs), (rounds, rounds, epochs - 1, epochs)):
