@@ -187,7 +187,7 @@ def test_a_failed_run_is_exit_code_1_and_can_be_continued(sim, tmp_path, tiny_ov
         *tiny_overrides, "training.lr=1e30", "training.local_epochs=4", "run_dir=mine"
     )
     assert code == 1
-    assert "client 0: TrainingError" in err and "resume=mine" in err
+    assert "clients 0, 1, 2, 3: TrainingError" in err and "resume=mine" in err
 
 
 def cut(file):

@@ -27,7 +27,10 @@ def reasons(dropped: Iterable[Dropped]) -> list[str]:
     clients: dict[str, list[str]] = {}
     for failure in dropped:
         clients.setdefault(failure.reason, []).append(failure.client)
-    return [f"client {listed(names)}: {reason}" for reason, names in clients.items()]
+    return [
+        f"client{'s' * (len(names) > 1)} {listed(names)}: {reason}"
+        for reason, names in clients.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,13 @@ MINE = """
             return Contribution({LOCAL_CENTROIDS: self.mean}, smallest_group=2)
 """
 LAST = """
+    from torch.nn.functional import normalize
+
     from orchestra_flwr.clustering.solvers import Solver
 
     class Last(Solver):
         def solve(self, points, previous, generator):
-            return points[-1:].expand(len(previous), -1)
+            return normalize(points[-1:]).expand(len(previous), -1)
 """
 
 
@@ -119,8 +121,8 @@ def test_a_clustering_and_a_solver_of_a_users_package_are_found_and_used(tiny, u
     method.start_round(methods.Received("0", 0, 2, images))
     sent = method.end_round(images, SEED).arrays["local_centroids"]
     torch.testing.assert_close(sent, method._clean_features(images[:10]).mean(0, keepdim=True))
-    method.update_server_state({"local_centroids": torch.cat([sent, 2 * sent])}, draw)
-    assert torch.equal(method.global_centroids, (2 * sent).expand(4, -1))
+    method.update_server_state({"local_centroids": torch.cat([sent, -sent])}, draw)
+    assert torch.equal(method.global_centroids, F.normalize(-sent).expand(4, -1))
     with pytest.raises(ConfigError, match="clustering.share: must be at most 1"):
         tiny(*chosen, "clustering.share=2")
     with pytest.raises(ConfigError, match="clustering.shar: unknown option of clustering=mine"):

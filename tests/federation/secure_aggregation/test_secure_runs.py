@@ -117,7 +117,7 @@ def test_with_fewer_the_run_ends_in_one_line(tiny, federate, stage, what):
         federate(config, app=app)
     assert what in str(caught.value) and "\n" not in str(caught.value)
     # All that must come back are named.
-    assert "; client 0, 2, 4: " in str(caught.value)
+    assert "; clients 0, 2, 4: " in str(caught.value)
     assert "its process was killed" in str(caught.value)
     if stage not in ("keys", "unmask"):
         assert "Nothing is known of the clients' updates" in str(caught.value)

@@ -648,7 +648,7 @@ def test_a_run_without_noise_says_what_it_is_not(config):
 
 
 def test_all_clients_failing_stops_the_run_with_the_first_error(config):
-    with pytest.raises(FederationError, match="client 0: TrainingError: the .* loss is"):
+    with pytest.raises(FederationError, match="clients 0, 1, 2, 3: TrainingError: the .* loss is"):
         run(config("training.lr=1e30", "training.local_epochs=4"))
 
 
