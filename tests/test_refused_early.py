@@ -81,6 +81,7 @@ REFUSED = [
     ([*FLAT], "partition=dirichlet: needs labels, and these images have none"),
     ([*FLAT, "partition=iid", "data.test_share=0.2"], "data.test_share=0.2: the images have no"),
     ([*FLAT, "partition=iid", "method=supervised"], "method=supervised: learns from labels"),
+    ([*FLAT, "partition=iid", "method=simclr", "labels.fraction=0.5"], "labels.fraction=0.5: must"),
     ([*FLAT, "partition=iid", "evaluation.clients=true"], "evaluation.clients=true"),
     ([*FLAT, "partition=iid", "evaluation.keep=best"], "evaluation.best_by=effective_rank: the tr"),
     ([*PHOTOS, *BEST_KNN], "evaluation.best_by=knn: there are no labelled test images"),

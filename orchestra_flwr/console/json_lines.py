@@ -7,9 +7,11 @@ import sys
 from datetime import datetime
 from typing import Any
 
-# Beginnings of lines that a program should notice, also after a client's name.
+# Beginnings of lines that a program should notice, also after a client's name, and the end of those
+# of a client that has lost its server.
 WARNING = re.compile(
     r"(client \S+ )?(warning|refused|is refused|failed|cannot|does not|without|  dropped)\b"
+    r"|.*; trying again$"
 )
 
 

@@ -9,7 +9,7 @@ from orchestra_flwr.config import ConfigError, DataConfig, EvaluateConfig
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data import Dataset, ImageSet, load_dataset
 from orchestra_flwr.evaluation.knn import fewer_voters
-from orchestra_flwr.evaluation.scores import evaluate_by
+from orchestra_flwr.evaluation.scores import PRECISION_ALONE, evaluate_by
 from orchestra_flwr.models import encoder_of
 from orchestra_flwr.models.encoder_description import read_description
 from orchestra_flwr.training import resolve_device, torch_threads
@@ -38,6 +38,8 @@ def evaluate_saved(config: EvaluateConfig) -> dict[str, Any]:
     spec = encoder.spec
     data = config.images(spec.image_size)
     train, test = labelled_images(data, channels=spec.channels, image_size=spec.image_size)
+    if train[1].ndim > 1:
+        logger.warning("%s", PRECISION_ALONE)
     try:
         with torch_threads():
             scores = evaluate_by(

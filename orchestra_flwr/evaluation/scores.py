@@ -25,6 +25,7 @@ LABELLED = "linear_labelled"  # the protocol whose labels are those that clients
 SINGLE = {"knn", "linear", FIXED, *PUBLISHED_PROBES}  # protocols of one accuracy
 
 # Images (N, C, H, W) uint8 or features (N, dim), and classes (N,) or, if several, (N, K) bool.
+PRECISION_ALONE = "images with several labels are evaluated by mean average precision (mAP) alone"
 Labelled = tuple[Tensor, Tensor]
 # Which training images, (N,) bool, and further ones that are not among them.
 Shown = tuple[Tensor, Labelled | None]

@@ -28,7 +28,7 @@ from orchestra_flwr.evaluation.linear_probe import penalty_of
 from orchestra_flwr.federation.aggregations import try_aggregation
 from orchestra_flwr.federation.clocks import Clock, Device
 from orchestra_flwr.methods import check_client, labels_for, release_of
-from orchestra_flwr.methods.labels import shown_labels, with_class_names
+from orchestra_flwr.methods.labels import check_any_labels, shown_labels, with_class_names
 from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.seeding import torch_generator
 
@@ -206,6 +206,7 @@ def check_listing(config: Config, dataset: Dataset) -> None:
         ConfigError: as :func:`load_population` and :func:`check_population`.
     """
     _check_any_images(config, dataset)
+    check_any_labels(config, dataset.train)
     try_partition(config.partition, dataset.train, config.federation.clients, config.seed)
     labels_for(with_class_names(config, dataset.train.classes), dataset.train.labelled)
     _check_scored(config, dataset)
@@ -220,6 +221,7 @@ def check_population(config: Config, population: Population) -> None:
             client has fewer than `privacy.k_min` different images, or one has too many for
             `privacy.delta`; a table of devices cannot be read or lacks a client.
     """
+    check_any_labels(config, population.dataset.train)
     labels_for(config, population.dataset.train)
     for client in population.parts:
         check_client(config, client)

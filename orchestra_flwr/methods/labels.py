@@ -128,8 +128,9 @@ def _labels_of(config: Config, images: ImageSet) -> Tensor:
         return unlabelled if labels is None else labels
     if labels is None:
         raise ConfigError(
-            f"method={config.method.name}: learns from labels, and the images have none; put them "
-            "into class folders (at least two), or give their labels in a table"
+            f"method={config.method.name}: learns from labels, and the images "
+            f"{_instead_of_labels(images)}; put them into class folders (at least two), or give "
+            "their labels in a table"
         )
     if missing := int((labels == UNLABELLED).sum()):
         raise ConfigError(
@@ -137,6 +138,26 @@ def _labels_of(config: Config, images: ImageSet) -> Tensor:
             "labels.fraction=1 may some be unlabelled"
         )
     return labels
+
+
+def check_any_labels(config: Config, images: ImageSet) -> None:
+    """Refuses `labels.fraction` in a simulation in which no image has a label.
+
+    A real client may have none: others may have some.
+
+    Raises:
+        ConfigError: says so.
+    """
+    fraction = config.labels.fraction
+    if fraction is not None and images.labels is None:
+        raise ConfigError(
+            f"labels.fraction={fraction:g}: must be null: it is a share of the labels, and the "
+            f"images {_instead_of_labels(images)}"
+        )
+
+
+def _instead_of_labels(images: ImageSet) -> str:
+    return "have none" if images.tags is None else "may have several each"
 
 
 def shown_labels(config: Config, labels: Tensor, client: str) -> Tensor:

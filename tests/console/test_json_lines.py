@@ -24,6 +24,7 @@ def test_a_line_has_time_level_and_event():
         ("failed: data.root=/photos: no such folder", "warning"),
         ("client a is refused: it gives no name; it is asked again", "warning"),
         ("client a cannot take part: out_of_memory", "warning"),
+        ("127.0.0.1:8443 does not answer any more; trying again", "warning"),
         ("client a joined with 20 images", "info"),
     ],
 )

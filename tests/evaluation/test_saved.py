@@ -116,6 +116,25 @@ def test_transfer_to_folders_of_other_classes_and_sizes(tmp_path, command):
         assert report["linear_10"]["mean"] > 0.5 and report["linear_1"]["mean"] > 0.5
 
 
+def test_images_with_several_labels_are_said_to_have_one_score(tmp_path, command, caplog):
+    """The kNN that was asked for is left out, which nothing said."""
+    for number in range(12):
+        Image.new("RGB", (8, 8), (20 * number, 0, 255 - 20 * number)).save(
+            tmp_path / f"{number}.png"
+        )
+    lines = [f"{number}.png,{'cat;dog' if number % 3 else 'cat'}" for number in range(12)]
+    (tmp_path / "table.csv").write_text("\n".join(["file,label", *lines]))
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=8)
+    save_encoder(tmp_path / "encoder.safetensors", Encoder(spec))
+    code, out, err = command(
+        f"run={tmp_path}/encoder.safetensors", "data=image_table", f"data.root={tmp_path}",
+        f"data.table={tmp_path}/table.csv", "data.test_share=0.5", "protocols=[knn,linear]",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "evaluated by mean average precision (mAP) alone" in caplog.text
+    assert "mean average precision" in out and "kNN" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -264,3 +264,12 @@ def test_later_resumes_know_who_is_waited_for(tmp_path):
         pass
     federation = resumed().federation
     assert (federation.min_clients, federation.enough, federation.rounds) == (3, 2, 5)
+
+
+def test_a_resumed_sum_has_no_fewer_clients_than_a_new_one(tmp_path):
+    run, sums = tmp_path / "run", ["method=simclr", "federation.weighting=uniform"]
+    sums += ["federation.min_clients=3", "privacy.secure_aggregation=true", f"run_dir={run}"]
+    with RunFolder.open(load(ServerConfig, sums, all_read=True)):
+        pass
+    with pytest.raises(ConfigError, match=r"federation\.min_clients=2: must be so many that 3 are"):
+        load(ServerConfig, [f"resume={run}", "federation.min_clients=2"], all_read=True)

@@ -114,7 +114,8 @@ def partition(
     chosen: Partition = config.build()
     if chosen.needs_labels and labels is None:
         raise ConfigError(
-            f"partition={config.name}: needs labels, and these images have none; use partition=iid"
+            f"partition={config.name}: needs labels, and these images have none, or several "
+            "each; use partition=iid"
         )
     missing = 0 if labels is None else int((labels == UNLABELLED).sum())
     if chosen.needs_labels and missing:

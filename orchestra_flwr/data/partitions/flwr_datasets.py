@@ -72,8 +72,8 @@ class FlwrDatasets(Partition):
         ours = {"num_partitions": clients, "partition_by": LABEL, "seed": seed}
         if "partition_by" in allowed and not has_labels:
             raise ConfigError(
-                f"partition.partitioner={kind.__name__}: needs labels, and these images have none; "
-                "use partition=iid"
+                f"partition.partitioner={kind.__name__}: needs labels, and these images have none, "
+                "or several each; use partition=iid"
             )
         for name in self.settings.options:
             if name in SET_HERE:

@@ -120,7 +120,7 @@ def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
     if train.targets is None:
         raise ConfigError(
             f"data.test_share={share:g}: the images have no labels to test with; "
-            "they must lie in class folders"
+            "they must lie in class folders, or a table must have their labels"
         )
     # Images with several labels are all alike here.
     labels = torch.zeros(len(train)).long() if train.labels is None else train.labels

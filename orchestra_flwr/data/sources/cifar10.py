@@ -57,6 +57,11 @@ class Cifar10(Source):
         cache = cache_dir(self.settings.cache)
         root = at_home(self.settings.root) if self.settings.root else cache / data.name
         folder = root / reader.base_folder
+        if root.is_file():
+            raise ConfigError(
+                f"data.root={root}: must be a folder for data={data.name}; a zip of images is "
+                "data=image_folder"
+            )
         if not folder.is_dir():
             _obtain(reader, root, data.name)
 

@@ -117,30 +117,32 @@ def _listed(
     columns = [name.lower() for name in chosen.values() if name]
     keys = {name.lower(): f"{key}={name}" for key, name in chosen.items() if name}
     listed: dict[str, tuple[ImageFile, list[str]]] = {}
-    missing = []
+    missing: list[str] = []
+    several: list[str] = []  # names that fit more than one file
     lines = read_table(key, path, columns, keys)
     names = named_files({name for _, (name, *_) in lines}, named)
     for line, (name, *cells) in lines:
         if not name:
             raise ConfigError(f"{key}={path}: line {line} has no {options.file}")
         if names[name] not in named:
-            missing.append(name)
+            (several if stems[name] > 1 else missing).append(name)
             continue
         image = named[names[name]]
         if image.name in listed:
             raise ConfigError(f"{key}={path}: line {line}: {printable(name)} is listed twice")
         listed[image.name] = image, cells
     if not listed:
-        such = f", such as {printable(missing[0])}" if missing else ""
+        such = "".join(f", such as {printable(name)}" for name in (missing + several)[:1])
         raise ConfigError(
             f"{key}={path}: lists no image below data.root={options.root}{such}; files must be "
             "named by their paths below it"
         )
-    if missing:
-        logger.warning(
-            "%s=%s: %d of %d images are not below data.root and are left out, such as %s",
-            key, path, len(missing), len(missing) + len(listed), printable(missing[0]),
-        )  # fmt: skip
+    wrong = {"are not below data.root": missing, "fit several files below data.root": several}
+    for why, names_of in wrong.items():
+        if names_of:
+            count = len(missing) + len(several) + len(listed)
+            text = "%s=%s: %d of %d images %s and are left out, such as %s"
+            logger.warning(text, key, path, len(names_of), count, why, printable(names_of[0]))
     cells_of = [cells for _, cells in listed.values()]
     labels = [cells[0] for cells in cells_of] if options.label else []
     groups = [cells[-1] for cells in cells_of] if group else None

@@ -60,7 +60,8 @@ class ClientStatus:
         with suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
             rounds = int(json.loads(str(task["config"]))["federation"]["rounds"])
             self._rounds = min(rounds, MAX_ROUNDS)
-            self._round = max(0, min(int(task["round"]), self._rounds))  # type: ignore[arg-type]
+            # A greeting of the next run has none.
+            self._round = max(0, min(int(task.get("round", 0)), self._rounds))  # type: ignore[arg-type]
 
     def answered(self, kind: str, answer: RecordDict | Failure) -> None:
         """Notes the answer that goes to the server."""

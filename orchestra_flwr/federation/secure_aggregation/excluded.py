@@ -51,8 +51,10 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str]]:
             "uniform, or privacy.full_weight=N be given (from N on a client counts in full)",
             "a sum needs a bound of the weights that no client's number gives away",
         )
-    clients = config.federation.cohort_size(config.federation.clients)
-    key = f"{config.federation.clients_key}={config.federation.clients}"
+    # A resumed run may wait for fewer than the number that it began with.
+    number = config.federation.min_clients or config.federation.clients
+    clients = config.federation.cohort_size(number)
+    key = f"{config.federation.clients_key}={number}"
     if clients < MIN_COHORT:
         why = f"a sum of {clients} shows one client the other's result"
         yield key, f"so many that {MIN_COHORT} are asked", why

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from orchestra_flwr.config import Config, ConfigError
 from orchestra_flwr.data import Dataset, beyond_limit, limited_dataset
 from orchestra_flwr.evaluation import evaluate, fewer_voters, label_free_scores
-from orchestra_flwr.evaluation.scores import Labelled
+from orchestra_flwr.evaluation.scores import PRECISION_ALONE, Labelled
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.methods import Method, classification_head_of, labels_for, ordered_backbones
 from orchestra_flwr.models import (
@@ -101,7 +101,7 @@ class Evaluator:
     def fewer_voters(self) -> str | None:
         """A line for where kNN has no score, or fewer votes than asked for; None if neither."""
         if self.why_not is None and self.dataset and self.dataset.train.tags is not None:
-            return "images with several labels are evaluated by mean average precision (mAP) alone"
+            return PRECISION_ALONE
         k, bank = self.config.evaluation.knn_k, len(self.dataset.train) if self.dataset else 0
         return None if self.why_not else fewer_voters(k, bank)
 

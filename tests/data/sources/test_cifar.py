@@ -124,6 +124,13 @@ def test_offline_one_line_says_what_to_do(tmp_path: Path):
     assert list(folder.iterdir()) == []
 
 
+def test_a_file_is_no_folder_of_the_archive(tmp_path: Path):
+    """It was said to be a failed download, for which the archive should lie in that file."""
+    (tmp_path / "photos.zip").touch()
+    with pytest.raises(ConfigError, match=r"photos.zip: must be a folder for data=cifar10; a zip"):
+        load_dataset(_config("cifar10", tmp_path, root=str(tmp_path / "photos.zip")))
+
+
 def test_offline_with_a_damaged_archive(archive, tmp_path: Path):
     name, _, file = archive
     whole = file.read_bytes()

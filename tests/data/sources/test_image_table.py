@@ -1,5 +1,6 @@
 """Images that a table lists."""
 
+import shutil
 import zipfile
 
 import pytest
@@ -61,6 +62,15 @@ def test_names_may_begin_with_spaces(config, tmp_path, caplog):
     assert train.files[0] == "north/4.png" and "left out" not in caplog.text
     with pytest.raises(ConfigError, match=r"line 5:  a/0\.png  is listed twice"):
         load_dataset(config(f"{lines} a/0.png ,dog,south\n"))
+
+
+def test_a_name_that_fits_several_files_is_said_to(config, tmp_path, caplog):
+    """It is not missing: the cure is another one."""
+    shutil.copy(tmp_path / "images" / "a" / "0.png", tmp_path / "images" / "b" / "0.png")
+    assert shown(load_dataset(config("file,label\n0,dog\n4,cat\nnone,cat\n")).train) == [4]
+    assert "1 of 3 images are not below data.root and are left out, such as none" in caplog.text
+    says = "1 of 3 images fit several files below data.root and are left out, such as 0"
+    assert says in caplog.text
 
 
 def test_images_without_an_owner_are_said_to_be_of_one(config, caplog):

@@ -82,6 +82,12 @@ def test_a_client_shows_no_round_beyond_the_last(client):
         assert client.to_dict()["round"] == shown
 
 
+def test_a_client_that_the_next_run_greets_has_trained_no_round_of_it(client):
+    config = ConfigRecord({"config": json.dumps({"federation": {"rounds": 2}})})
+    client.asked(SimpleNamespace(kind="query", content=RecordDict({"config": config})))
+    assert (client.to_dict()["round"], client.to_dict()["rounds"]) == (0, 2)
+
+
 def test_a_servers_nonsense_ends_no_client(client, by_name):
     texts = ("[" * 5000, "{}", "3", "[3]", '{"federation": {"rounds": 1e999}}', "\ud800")
     for values in ({}, *({"config": text, "round": "x"} for text in texts)):
