@@ -54,15 +54,12 @@ def release_of(config: Config) -> Release | None:
     """What clients of a run send beside their state; None: nothing.
 
     Raises:
-        ValueError: the method, of a user's package, returns something else.
+        ConfigError: the method, of a user's package, returns something else.
     """
     plugin = config.method.plugin
     release = plugin.release(config) if issubclass(plugin, Contributes) else None
-    if not isinstance(release, Release | None):
-        raise ValueError(
-            f"method={config.method.name}: {plugin.__name__}.release must return a Release or "
-            f"None, and returned {release!r:.80}"
-        )
+    fits = isinstance(release, Release | None)
+    config.method.check_returned("release", release, fits, "a Release or None")
     return release
 
 

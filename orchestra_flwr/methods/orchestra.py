@@ -128,15 +128,11 @@ class Orchestra(Contributes, StartsRounds, KnowsChance, Method):
         """What the clustering sends.
 
         Raises:
-            ValueError: the clustering, of a user's package, does not say it.
+            ConfigError: the clustering, of a user's package, does not say it.
         """
-        plugin = config.clustering.plugin
-        release = plugin.release(config)
-        if not isinstance(release, Release):
-            raise ValueError(
-                f"clustering={config.clustering.name}: {plugin.__name__}.release must return a "
-                f"Release, and returned {release!r:.80}"
-            )
+        release: Release = config.clustering.plugin.release(config)
+        fits = isinstance(release, Release)
+        config.clustering.check_returned("release", release, fits, "a Release")
         return release
 
     def role(self, name: str) -> Role:

@@ -22,6 +22,7 @@ def environment(plugins: Iterable[str] = ()) -> dict[str, str | int | None]:
         PluginError: a user's package cannot be imported.
     """
     return {
+        **codes_of(plugins),  # first: a package of one of the names below changes none of them
         "orchestra_flwr": orchestra_flwr.__version__,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "flwr", "numpy")},
@@ -29,7 +30,6 @@ def environment(plugins: Iterable[str] = ()) -> dict[str, str | int | None]:
         "cpu": _cpu(),
         "cores": usable_cpus(),
         "commit": _own_commit(),
-        **codes_of(plugins),
     }
 
 

@@ -7,7 +7,7 @@ results that belong to neither run.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,17 @@ class FolderRecord:
         return json.dumps(held, default=str)
 
 
-def packages_of_other_code(folder: Path, plugins: Iterable[str]) -> list[str]:
-    """The users' packages whose code is not that of the latest checkpoint; it may have none.
+def notes_of_other_code(folder: Path, plugins: Sequence[str]) -> Iterator[str]:
+    """A line for each users' package whose code is not that of the latest checkpoint, if any.
 
     Raises:
         DamagedFileError, OSError: the checkpoint cannot be read.
     """
     path = folder / CHECKPOINT
-    if not path.is_file():
-        return []
-    return changed(json.loads(read_values(path)[VALUE]).get("code", {}), plugins)
+    if not plugins or not path.is_file():
+        return
+    for package in changed(json.loads(read_values(path)[VALUE]).get("code", {}), plugins):
+        yield f"{package} has changed since the last round: earlier rounds are of other code"
 
 
 def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:

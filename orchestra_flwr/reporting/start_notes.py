@@ -1,11 +1,9 @@
 """Notes on a run's images and network before it begins."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from orchestra_flwr.config import Config
 from orchestra_flwr.data import Dataset, shrink_warning
-from orchestra_flwr.reporting.folder_record import packages_of_other_code
 
 
 def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Iterator[str]:
@@ -16,9 +14,6 @@ def start_notes(config: Config, dataset: Dataset | None, batch_norm: str) -> Ite
         batch_norm: of the server's model, as :meth:`BatchNormPolicy.of_servers_model` says it.
     """
     yield _images(config)
-    if config.resume is not None:
-        for package in packages_of_other_code(Path(config.resume), config.plugins):
-            yield f"{package} has changed since the last round: earlier rounds are of other code"
     if dataset is not None and (warning := shrink_warning(dataset)):
         yield warning
     limit = config.evaluation.limit

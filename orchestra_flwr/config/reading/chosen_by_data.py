@@ -99,11 +99,9 @@ def _facts(values: Mapping[str, Any]) -> dict[str, Any]:
         data.look_in(packages_in(values.get("plugins")))
         survey = data.plugin.survey(data)
     if survey is not None:
-        if not isinstance(survey, tuple) or len(survey) != 3:
-            raise ConfigError(
-                f"data={data.name}: {data.plugin.__name__}.survey must return None or three "
-                "numbers, of training images, of these with labels, and of labelled test images"
-            )
+        wanted = "None or three numbers, of training images, of these with labels, and of tests"
+        fits = isinstance(survey, tuple) and len(survey) == 3
+        data.check_returned("survey", survey, fits, wanted)
         images, labelled, tests = survey
         if data.test_share is not None and not tests:
             held_back = int(data.test_share * labelled)

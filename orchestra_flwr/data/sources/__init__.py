@@ -87,11 +87,7 @@ def load_dataset(
     source: Source = config.build(config)
     source.listed = lambda dataset: listed(_with_test_images(dataset, config))
     dataset = source.load()
-    if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"data={config.name}: {type(source).__name__}.load must return a Dataset, not a "
-            f"{type(dataset).__name__}"
-        )
+    config.check_returned("load", dataset, isinstance(dataset, Dataset), "a Dataset")
     actual = (dataset.channels, dataset.image_size)
     if actual != (source.channels, config.image_size):
         raise ConfigError(

@@ -58,7 +58,7 @@ from orchestra_flwr.reporting import (
     Trackers,
     environment,
 )
-from orchestra_flwr.reporting.folder_record import FolderRecord
+from orchestra_flwr.reporting.folder_record import FolderRecord, notes_of_other_code
 from orchestra_flwr.reporting.run_estimate import RunEstimate
 from orchestra_flwr.reporting.run_warnings import early_round, losses_at_chance, run_warnings
 from orchestra_flwr.reporting.start_notes import start_notes
@@ -200,6 +200,7 @@ class FederationRun:
         """What a person should know before the first round."""
         evaluator = self.evaluator
         yield from start_notes(self.config, evaluator.dataset, evaluator.batch_norm)
+        yield from notes_of_other_code(self.folder.path, self.config.plugins)
         if self.skipped:
             yield f"{self.skipped} image files could not be read and are left out"
         if attacking := attackers(self.config, self.members.names):

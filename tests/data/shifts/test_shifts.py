@@ -91,8 +91,7 @@ def test_names_that_do_not_exist_are_refused(brighter):
 
 
 @pytest.mark.parametrize(
-    ("change", "actual"),
-    [(".float()", "float32 (6, 1, 4, 4) on cpu"), ("[1:]", "uint8 (5, 1, 4, 4) on cpu")],
+    ("change", "actual"), [(".float()", "float32 (6, 1, 4, 4)"), ("[1:]", "uint8 (5, 1, 4, 4)")]
 )
 def test_other_shapes_and_types_are_refused(user_package, images, change, actual):
     user_package({"shifts/brighter.py": MINE.replace(".byte()", f".byte(){change}")})
@@ -102,7 +101,8 @@ def test_other_shapes_and_types_are_refused(user_package, images, change, actual
     with pytest.raises(ConfigError) as error:
         shift_images(config, images, torch.arange(6), "3", 0)
     assert str(error.value) == (
-        f"shift=brighter: Brighter.apply must return uint8 (6, 1, 4, 4) on cpu, not {actual}"
+        "shift=brighter: Brighter.apply must return a Tensor, uint8 (6, 1, 4, 4), on cpu, and "
+        f"returned a Tensor, {actual}"
     )
 
 

@@ -284,7 +284,7 @@ SLIPS = {
         ("merging", merging(measured="{'share': 'a'}")),
     "merging=mine: Mine.metrics must return a dictionary of numbers, and returned None":
         ("merging", merging(measured="None")),
-    "shift=mine: Mine.apply must return a Tensor, uint8 (4, 1, 8, 8), and returned None":
+    "shift=mine: Mine.apply must return a Tensor, uint8 (4, 1, 8, 8), on cpu, and returned None":
         ("shift", SHIFT.replace("RETURNED", "None")),
     "shift=mine: KeyError: '0' (mine.py:6)":
         ("shift", SHIFT.replace("RETURNED", "{}[client]")),
@@ -339,7 +339,7 @@ SLIPS = {
         ("adaptation", ADAPTATION.replace("RETURNED", "{'layer'}")),
     "adaptation: Mine.trained must name parameters and buffers of the backbone, and named None":
         ("adaptation", ADAPTATION.replace("RETURNED", "None")),
-    "data=mine: Mine.load must return a Dataset, not a NoneType":
+    "data=mine: Mine.load must return a Dataset, and returned None":
         ("data", SOURCE.replace("% 3", "% 2").replace("RETURNED", "None")),
     "data=mine: Mine must give labels from -1 to 1, positions in classes":
         ("data", SOURCE.replace("RETURNED", "Dataset(self.data.name, images)")),
