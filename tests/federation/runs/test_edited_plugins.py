@@ -64,6 +64,15 @@ def test_a_resumed_run_and_a_sweep_say_that_earlier_results_are_of_other_code(
     assert line.startswith("1 of these runs exist already and are of other code: my_package has")
 
 
+def test_a_server_says_it_whose_task_names_no_run_to_resume(edited, overrides, federate, capsys):
+    first = federate(load_config(overrides))
+    edited(20)
+    config = load_config([*overrides, "federation.rounds=2"])
+    assert config.resume is None  # as :meth:`ServerConfig.for_clients` makes it
+    federate(config, folder=first.folder, shown="plain")
+    assert "earlier rounds are of other code" in capsys.readouterr().out
+
+
 def test_a_notebook_is_told_that_it_still_has_the_earlier_code(edited, overrides):
     simulate(overrides)
     edited(20, forget=False)
