@@ -26,6 +26,7 @@ class Link:
     Attributes:
         port: where it listens.
         requests: the HTTP requests of the client, if it is listened to.
+        answered: bytes that came from the target.
     """
 
     def __init__(self, target: int, security: Path | None = None) -> None:
@@ -36,6 +37,7 @@ class Link:
             inside.load_cert_chain(security / "server.crt", security / "server.key")
             self._tls = inside, ssl.create_default_context(cafile=security / "ca.crt")
         self.requests: list[bytes] = []
+        self.answered = 0
         self._is_cut = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -95,10 +97,16 @@ class Link:
             )
             self._writers |= {writer, up_writer}
             listen = requests_of(self.requests) if self._tls else None
-            both = (self._pump(reader, up_writer, listen), self._pump(up_reader, writer, None))
+            both = (
+                self._pump(reader, up_writer, listen),
+                self._pump(up_reader, writer, self._count),
+            )
             await asyncio.gather(*both, return_exceptions=True)
             self._writers -= {writer, up_writer}
         writer.transport.abort()
+
+    def _count(self, data: bytes) -> None:
+        self.answered += len(data)
 
     async def _pump(
         self,

@@ -10,6 +10,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.frozen_weights import WeightsMissingError
 from orchestra_flwr.plugins import PluginError
 from orchestra_flwr.privacy.client_ledger import BudgetSpentError
 from orchestra_flwr.privacy.secure_sums import SumRefusedError
@@ -21,6 +22,7 @@ WORDS = {
     (torch.OutOfMemoryError, MemoryError, TooLargeError): Failure.OUT_OF_MEMORY,
     (PluginError,): Failure.OTHER_VERSION,
     (ConfigError,): Failure.SETTINGS_REFUSED,
+    (WeightsMissingError,): Failure.WEIGHTS_MISSING,
 }
 
 

@@ -11,6 +11,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN, METRICS, MODEL, MODELS
+from orchestra_flwr.federation.messages.frozen_weights import WeightsMissingError
 from orchestra_flwr.federation.messages.schema import names_down
 from orchestra_flwr.flower.arrays import from_record, to_record
 from orchestra_flwr.plugins import describe
@@ -24,8 +25,11 @@ def answer(message: Message, work: Callable[[RecordDict], RecordDict]) -> Messag
     try:
         return Message(work(message.content), reply_to=message)
     except Exception as error:
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        failure = Failure.OUT_OF_MEMORY if short else Failure.FAILED
+        failure = Failure.FAILED
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            failure = Failure.OUT_OF_MEMORY
+        elif isinstance(error, WeightsMissingError):
+            failure = Failure.WEIGHTS_MISSING
         text = str(error) if isinstance(error, ConfigError) else describe(error)
         return Message(Error(failure.code, text), reply_to=message)
 

@@ -19,7 +19,11 @@ from orchestra_flwr.federation.client.state_folder import ClientStateFolder
 from orchestra_flwr.federation.exchanges import Exchange, Offer
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.messages.fields import SMALLEST_GROUP, with_prefix
-from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, digest_of
+from orchestra_flwr.federation.messages.frozen_weights import (
+    FrozenStore,
+    WeightsMissingError,
+    digest_of,
+)
 from orchestra_flwr.federation.messages.schema import Schemas, received_state, unpack_state
 from orchestra_flwr.merging import (
     ClientState,
@@ -121,7 +125,8 @@ class OrchestraClient(NumPyClient):
             values: (size,) float32 that came with the message and are then stored; None: none came.
 
         Raises:
-            ValueError: they are neither here nor in the message, or do not match the digest.
+            WeightsMissingError: they are neither here nor in the message.
+            ValueError: they do not match the digest.
             OSError: they cannot be stored.
         """
         if not self.schemas.frozen.size or digest == self._frozen:
@@ -132,7 +137,9 @@ class OrchestraClient(NumPyClient):
         elif weights is not None and digest_of(weights) != digest:
             raise ValueError("the frozen weights are damaged: they have another digest")
         if weights is None:
-            raise ValueError(f"client {self.name} does not have the frozen weights {digest[:16]}")
+            raise WeightsMissingError(
+                f"client {self.name} does not have the frozen weights {digest[:16]}"
+            )
         if weights.dtype != np.float32:
             raise ValueError(f"the frozen weights are {weights.dtype}, not float32")
         self.schemas.frozen.unpack(weights, self.learner.state(Role.FROZEN))

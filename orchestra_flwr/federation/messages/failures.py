@@ -31,6 +31,7 @@ class Failure(Enum):
     OTHER_APP = 111, "it runs no other app than that of its own installation"
     OTHER_NAME = 112, "its key is registered under another name"
     DISK_FULL = 113, "no room is left on its disk"
+    WEIGHTS_MISSING = 114, "it has lost the frozen weights, which it is sent again"
 
     def __init__(self, code: int, meaning: str) -> None:
         self.code, self.meaning = code, meaning

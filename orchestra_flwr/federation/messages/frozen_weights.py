@@ -12,10 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
+from orchestra_flwr.federation.messages.failures import Failure
 from orchestra_flwr.federation.messages.fields import FROZEN, FROZEN_FOLDER
 from orchestra_flwr.files import make_private_folder, write_atomically
 
 SUFFIX = ".float32"
+KEPT = 3  # weights of so many networks: a client may take part in other runs in between
+
+# After these a client does not have the weights that its task spoke of, or could not store them.
+NOT_STORED = {Failure.WEIGHTS_MISSING, Failure.DISK_FULL}
+
+
+class WeightsMissingError(ValueError):
+    """A task names frozen weights that did not come with it and are not stored here."""
 
 
 def digest_of(values: np.ndarray) -> str:
@@ -24,7 +33,7 @@ def digest_of(values: np.ndarray) -> str:
 
 
 class FrozenStore:
-    """A folder with the frozen weights of one run: `<digest>.float32`.
+    """A folder with frozen weights, those of the latest runs: `<digest>.float32`.
 
     Anybody may put a file there that came by another way, a USB stick for example.
     """
@@ -34,8 +43,8 @@ class FrozenStore:
 
     @property
     def digest(self) -> str:
-        """That of the weights in the folder; "" without any."""
-        return next((file.stem for file in self._folder.glob(f"*{SUFFIX}")), "")
+        """That of the latest weights in the folder; "" without any."""
+        return next((file.stem for file in self._newest_first()), "")
 
     def load(self, digest: str) -> np.ndarray | None:
         """(size,) float32, memory-mapped and read-only; None: not here, or damaged.
@@ -51,7 +60,7 @@ class FrozenStore:
             return None
 
     def save(self, values: np.ndarray) -> str:
-        """Writes (size,) float32 values and removes all others; returns their digest.
+        """Writes (size,) float32 values and returns their digest. The latest `KEPT` stay.
 
         Raises:
             OSError: names the file.
@@ -60,10 +69,13 @@ class FrozenStore:
         make_private_folder(self._folder)
         file = self._folder / f"{digest}{SUFFIX}"
         write_atomically(file, values.tobytes(), mode=0o600)
-        for other in self._folder.glob(f"*{SUFFIX}"):
-            if other != file:
-                other.unlink()
+        for old in self._newest_first()[KEPT:]:
+            old.unlink()
         return digest
+
+    def _newest_first(self) -> list[Path]:
+        files = self._folder.glob(f"*{SUFFIX}")
+        return sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
 
 
 @lru_cache(maxsize=2)  # all clients in a process of a simulation read the same file
@@ -89,3 +101,15 @@ class FrozenWeights:
         """What every task says of them."""
         place = {} if self.folder is None else {FROZEN_FOLDER: str(self.folder.resolve())}
         return {FROZEN: self.digest, **place}
+
+    def heard_from(self, client: str, code: int | None) -> None:
+        """Notes whether a client has the weights, by the code of its error; None: it did its task.
+
+        It stores them before anything else, so one that fails later has them. What an error of
+        Flower's own means nobody knows: its node is greeted anew, and then says what it has.
+        """
+        failure = None if code is None else Failure.of(code)
+        if failure in NOT_STORED:
+            self.holders.discard(client)
+        elif code is None or failure:
+            self.holders.add(client)

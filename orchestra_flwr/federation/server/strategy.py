@@ -263,12 +263,11 @@ class OrchestraStrategy(Strategy):
         )
 
     def _note_answer(self, client: str, message: Message) -> None:
-        """Counts its bytes. A client that answered has the frozen weights; one that failed may have
-        lost them."""
+        """Counts its bytes, and notes whether the client has the frozen weights."""
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
         if frozen := self.federation.frozen:
-            (frozen.holders.discard if message.has_error() else frozen.holders.add)(client)
+            frozen.heard_from(client, message.error.code if message.has_error() else None)
 
     def _checked(self, task: Task, message: Message, update: StageUpdate) -> Reply | None:
         self._note_answer(task.client, message)

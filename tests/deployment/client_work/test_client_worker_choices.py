@@ -159,7 +159,7 @@ def test_frozen_weights_come_once_and_outlive_the_process(
 
     first = worker()
     assert not has(first)
-    assert ask(first, "train", task(server, 1, frozen=digest)) == {"failure": "failed"}
+    assert ask(first, "train", task(server, 1, frozen=digest)) == {"failure": "weights_missing"}
     content = task(server, 1, frozen=digest)
     content[ARRAYS][FROZEN] = NumpyArray(values)
     reply = ask(first, "train", content)

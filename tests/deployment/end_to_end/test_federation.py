@@ -66,6 +66,15 @@ def save_an_encoder(machines):
     return file
 
 
+def wait_until(condition, seconds=120):
+    """What the condition returns, as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return value
+
+
 @pytest.fixture
 def scratch(monkeypatch):
     """Where the programs' sockets are."""
@@ -442,6 +451,35 @@ def test_frozen_weights_reach_each_client_once_in_all_its_runs(machines):
         assert (kept.name, kept.read_bytes()) == (file.name, file.read_bytes())
     assert_same_bits(machines.folder / "first", machines.folder / "second")
     assert_same_bits(machines.run, simulate(machines, ["a", "b"], 2, *chosen))
+
+
+@pytest.mark.slow
+def test_frozen_weights_go_on_where_a_connection_was_cut(machines, monkeypatch):
+    """Twice, in the middle: what has come is not sent again."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    from faults.link import Link
+
+    machines.make_photos(a=24)
+    server = machines.server(
+        "federation.min_clients=1", "federation.rounds=1", "method=simclr", "model=resnet18",
+        "model.width=64", "adaptation=head", "share.encoder=false",
+    )  # fmt: skip
+    server.wait_for("listening on 127.0.0.1")
+    with Link(machines.port) as link:
+        client = machines.client("a", f"server=127.0.0.1:{link.port}")
+        (file,) = wait_until(lambda: [*(machines.run / "checkpoint" / "frozen").glob("*.float32")])
+        size = file.stat().st_size
+        for part in (0.3, 0.6):
+            wait_until(lambda: link.answered > part * size)  # noqa: B023 (called at once)
+            link.cut()
+            assert link.answered < 0.9 * size
+            time.sleep(1)
+            link.mend()
+        assert server.wait() == 0, server.text + client.text
+        assert size < link.answered < 1.5 * size  # again: the pieces that were on their way
+    assert "dropped" not in server.text
+    (kept,) = (machines.folder / "state" / "a").rglob("*.float32")
+    assert kept.read_bytes() == file.read_bytes()
 
 
 @pytest.mark.slow

@@ -1,12 +1,19 @@
 """The store of frozen weights by itself; whole runs with them: tests/federation/runs."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from orchestra_flwr.federation.messages.frozen_weights import FrozenStore, FrozenWeights, digest_of
+from orchestra_flwr.federation.messages.failures import Failure
+from orchestra_flwr.federation.messages.frozen_weights import (
+    KEPT,
+    FrozenStore,
+    FrozenWeights,
+    digest_of,
+)
 
 VALUES = np.arange(5, dtype=np.float32)
 DIGEST = hashlib.sha256(VALUES.tobytes()).hexdigest()
@@ -27,12 +34,18 @@ def test_what_is_saved_is_loaded_by_its_digest(tmp_path):
     assert store.save(VALUES) == DIGEST and file.exists()
 
 
-def test_other_weights_take_the_place_of_the_first(tmp_path):
+def test_the_latest_few_stay(tmp_path):
+    """So that a client which takes part in two runs in turns is sent each one's once."""
     (tmp_path / "note.txt").touch()
-    store = FrozenStore(tmp_path)
-    store.save(VALUES)
-    second = store.save(VALUES + 1)
-    assert {file.name for file in tmp_path.iterdir()} == {f"{second}.float32", "note.txt"}
+    store, digests = FrozenStore(tmp_path), []
+    for turn in range(KEPT + 2):
+        digests.append(store.save(VALUES + turn))
+        os.utime(tmp_path / f"{digests[-1]}.float32", (turn, turn))  # the clock may be coarse
+    stay = digests[-KEPT:]
+    names = {f"{digest}.float32" for digest in stay}
+    assert {file.name for file in tmp_path.iterdir()} == {*names, "note.txt"}
+    assert store.digest == stay[-1]
+    np.testing.assert_array_equal(store.load(stay[0]), VALUES + 2)
 
 
 @pytest.mark.parametrize("text", ["", "../note", DIGEST.upper(), DIGEST + "0", DIGEST + "\n"])
@@ -55,3 +68,21 @@ def test_a_task_names_the_folder_only_where_the_disk_is_shared(tmp_path, monkeyp
         "frozen": DIGEST,
         "frozen_folder": str(tmp_path.resolve()),
     }
+
+
+@pytest.mark.parametrize(
+    "code, had_them, has_them",
+    [
+        (None, False, True),
+        (Failure.OUT_OF_MEMORY.code, False, True),  # it stored them before it failed
+        (Failure.FAILED.code, True, True),
+        (Failure.WEIGHTS_MISSING.code, True, False),
+        (Failure.DISK_FULL.code, True, False),
+        (1, False, False),  # Flower's: nobody knows
+        (1, True, True),
+    ],
+)
+def test_who_has_them_is_known_from_the_answer(code, had_them, has_them):
+    frozen = FrozenWeights(VALUES, DIGEST, None, {"a"} if had_them else set())
+    frozen.heard_from("a", code)
+    assert frozen.holders == ({"a"} if has_them else set())

@@ -196,6 +196,29 @@ def test_without_a_common_disk_it_is_sent_with_the_first_task_alone(
     assert down[2] == down[4]
 
 
+def test_a_client_that_fails_after_it_was_stored_is_not_sent_it_again(
+    tiny, tmp_path, federate, watched, encoder, monkeypatch, own_disks
+):
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, "federation.rounds=3",
+                  "federation.min_success=0.5", f"run_dir={tmp_path / 'run'}")  # fmt: skip
+    sent_to, fit = [], OrchestraClient.fit
+
+    def failing(self, parameters, task):
+        if (self.name, task["round"]) in (("1", 1), ("2", 2)):
+            raise MemoryError
+        return fit(self, parameters, task)
+
+    def look(client, round_, sent, reply):
+        if FROZEN in sent[ARRAYS]:
+            sent_to.append((client, round_))
+
+    monkeypatch.setattr(OrchestraClient, "fit", failing)
+    run = federate(config, app=watched(look), members=Remembering, evaluate=False)
+    dropped = [(r["round"], d["client"]) for r in run.records for d in r["clients"]["dropped"]]
+    assert dropped == [(1, "1"), (2, "2")]
+    assert sorted(sent_to) == [(client, 1) for client in "0123"]
+
+
 def test_a_client_that_has_scored_the_first_encoder_is_not_sent_it_again(
     tiny, tmp_path, federate, encoder, own_disks
 ):
@@ -232,8 +255,7 @@ def test_what_is_damaged_or_missing_is_refused(tiny, tmp_path):
     np.testing.assert_array_equal(packed, values)
     again = OrchestraClient(config, "a", images, frozen_store=store)
     again.take_frozen(digest_of(values), None)
-    (file,) = (tmp_path / "frozen").iterdir()
-    assert store.save(values[:-1]) != file.stem and not file.exists()
+    assert store.save(values[:-1]) != digest_of(values)
     with (tmp_path / "frozen" / f"{store.digest}.float32").open("r+b") as damaged:
         damaged.write(b"xxxx")
     assert store.load(store.digest) is None
