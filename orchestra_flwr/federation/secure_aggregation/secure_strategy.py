@@ -1,7 +1,8 @@
 """A round whose results the server sees as one sum: the six stages of the protocol, as messages.
 
 Plausibility is judged by the sum. A round without a sum ends the run with one line, and nothing is
-known of its updates; `resume=` goes on after the round before.
+known of its updates. `resume=` repeats the round if no client has confirmed a list of clients yet,
+and leaves it out otherwise.
 """
 
 import json
@@ -41,13 +42,20 @@ class SecureStrategy(OrchestraStrategy):
     """The only stage of a round of `exchange=star`; arguments as :class:`OrchestraStrategy`."""
 
     def exchange(
-        self, grid: Grid, timeout: float | None, run: str, verify: Verify | None = None
+        self,
+        grid: Grid,
+        timeout: float | None,
+        run: str,
+        verify: Verify | None = None,
+        before_confirming: Callable[[], None] = lambda: None,
     ) -> None:
         """Runs the round and updates the model.
 
         Args:
             timeout: seconds of each stage of the protocol; None: as long as it takes.
             verify: as for :class:`SumServer`.
+            before_confirming: called before clients are asked to confirm whose updates have come,
+                which each does for one list in a round.
 
         Raises:
             FederationError: too few clients are left, or the sum is not plausible.
@@ -62,7 +70,7 @@ class SecureStrategy(OrchestraStrategy):
         )
         self.report.asked += len(self.stage.tasks)
         try:
-            total = self._summed()
+            total = self._summed(before_confirming)
         except SumFailedError as error:
             why = listed([str(error), *reasons(self.report.dropped)], separator="; ")
             raise FederationError(
@@ -71,7 +79,7 @@ class SecureStrategy(OrchestraStrategy):
             ) from error
         self._apply(total)
 
-    def _summed(self) -> list[np.ndarray]:
+    def _summed(self, before_confirming: Callable[[], None]) -> list[np.ndarray]:
         server = self._sum
         layout = [list(part) for part in server.occasion.layout]
         asked = {"run": server.occasion.run, "attempt": server.occasion.attempt, "layout": layout,
@@ -93,6 +101,7 @@ class SecureStrategy(OrchestraStrategy):
         self._ask_for_vectors(server.alive)
         survivors = server.survivors
         asked = {"survivors": survivors}
+        before_confirming()
         self._ask("confirm", survivors, _same(asked), server.take_signature)
         asked = {"signatures": server.signatures, "views": server.views}
         self._ask("unmask", sorted(server.signatures), _same(asked), server.take_unmasking)

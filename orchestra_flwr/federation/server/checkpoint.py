@@ -27,6 +27,7 @@ from orchestra_flwr.tensor_files import load_tensors, save_tensors
 EXCHANGE = "exchange/"  # what the names of an exchange's arrays in a checkpoint begin with
 KEY_FILE = "noise.key"
 RUN_FILE = "run.id"
+SUM_FILE = "sum.round"
 LEARNED_ROUNDS = 3  # before there is a deadline: one alone may have asked only quick clients
 
 
@@ -120,6 +121,7 @@ def save_checkpoint(
         keep_latest(folder, position.round - 1)
         save_tensors(folder / LATEST, models.tensors() | kept, values)
         drop_old(folder, position.round)
+        (folder / SUM_FILE).unlink(missing_ok=True)
     except Exception as error:  # safetensors raises its own type when a disk is full
         raise FederationError(f"cannot write the checkpoint in {folder}: {error}") from error
 
@@ -180,6 +182,26 @@ def _position(values: dict[str, Any]) -> Position:
         # Until version 0.4 they were noted only where rounds end early: nobody must be blamed.
         return replace(position, counted=list(position.clients))
     return position
+
+
+def note_sum(folder: Path, round_: int) -> None:
+    """Notes that clients are about to confirm the list of a round's sum, until it is over.
+
+    Raises:
+        FederationError: the file cannot be written.
+    """
+    try:
+        write_atomically(folder / SUM_FILE, str(round_).encode())
+    except OSError as error:
+        raise FederationError(f"cannot note the sum of round {round_}: {error}") from error
+
+
+def noted_sum(folder: Path) -> int | None:
+    """The round whose list clients may have confirmed, and which has no checkpoint; None: none."""
+    try:
+        return int((folder / SUM_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def run_id(folder: Path) -> str:

@@ -215,7 +215,8 @@ class FederationRun:
 
     def _round(self, number: int, position: Position) -> Position:
         """One round, its record and its checkpoint. Round 0 trains nothing."""
-        exchanged = number > 0 or (self.release is not None and self.release.first_round == 0)
+        first = self.release is not None and self.release.first_round == 0
+        exchanged = (number > 0 or first) and not self.messages.leaves_out(number)
         evaluated = self.encoders.is_due(number)
         scored = evaluated and self.config.evaluation.asks_clients
         began, evaluation = time.perf_counter(), NOT_EVALUATED

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from flwr.app import Message
@@ -12,7 +13,7 @@ from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.exchanges import Stage, Task
 from orchestra_flwr.federation.exchanges.asynchronous import Asynchronous
 from orchestra_flwr.federation.secure_aggregation.secure_strategy import SecureStrategy
-from orchestra_flwr.federation.server.checkpoint import run_id
+from orchestra_flwr.federation.server.checkpoint import note_sum, noted_sum, run_id
 from orchestra_flwr.federation.server.members import Members
 from orchestra_flwr.federation.server.outstanding_work import OutstandingWork
 from orchestra_flwr.federation.server.round import Federation, Round
@@ -45,6 +46,20 @@ class RoundMessages:
         is late."""
         early = self.federation.config.federation.ends_early and not self.members.is_simulated
         return self.timeline is not None or early
+
+    def leaves_out(self, number: int) -> bool:
+        """Whether a round is left out: its sum was begun before the run was stopped.
+
+        Clients confirm one list of clients in a round. If another client is here now, or one is
+        away, they would refuse to be in its sum for ever.
+        """
+        if noted_sum(self.folder.checkpoint) != number:
+            return False
+        self.progress.message(
+            f"round {number} is left out: clients may have confirmed who is in its sum, which they "
+            "do once in a round. The model stays as it is"
+        )
+        return True
 
     def exchange(self, round_: Round, report: RoundReport) -> None:
         """Runs all stages of a round.
@@ -100,7 +115,8 @@ class RoundMessages:
         if config.privacy.secure_aggregation:
             secure = SecureStrategy(self.federation, round_, stage, report)
             run = run_id(self.folder.checkpoint)
-            secure.exchange(self.grid, timeout, run, self.members.verify)
+            verify, note = self.members.verify, partial(self._note_sum, round_.number)
+            secure.exchange(self.grid, timeout, run, verify, note)
             return
         if self.work is not None and round_.versions:
             self._arrived(round_, stage, report, self.work)
@@ -112,6 +128,10 @@ class RoundMessages:
             return
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         strategy.aggregate_train(round_.number, replies)
+
+    def _note_sum(self, number: int) -> None:
+        if not self.members.is_simulated:  # simulated clients remember no list
+            note_sum(self.folder.checkpoint, number)
 
     def _arrived(
         self, round_: Round, stage: Stage, report: RoundReport, work: OutstandingWork

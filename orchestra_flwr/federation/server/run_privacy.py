@@ -78,7 +78,7 @@ class RunPrivacy:
 
     def drawn(self, before: list[list[int]], round_: Round) -> list[list[int]]:
         """[clients, cohort, rounds] of all rounds that ended with noise, this one as well."""
-        if not (self._noisy and round_.trains):
+        if not (self._noisy and round_.trains and round_.cohort):
             return before
         # Noise in a sum protects against the server, from which drawing a cohort hides nobody.
         cohort = round_.nodes if self._sums else round_.cohort

@@ -138,3 +138,25 @@ def test_a_killed_server_goes_on_with_sums(federation):
     assert all(len(path.read_text().splitlines()) in (3, 4) for path in records)
     updates = machines.metrics()[-1]["privacy"]["updates"]
     assert updates["epsilon"] == pytest.approx(sums_epsilon([0.5] * 3, updates["delta"]))
+
+
+def test_a_run_goes_on_with_another_client_after_a_sum_that_failed(federation):
+    """Two clients have confirmed the list with the third one, which is away for good."""
+    machines = federation(NAMES[:4])
+    server = machines.server(*SUMS, "federation.min_clients=3", "federation.rounds=3")
+    server.wait_for("listening on 127.0.0.1")
+    clients = [
+        demanding(machines, name, {"2": "die in confirm"} if name == "c" else {})
+        for name in NAMES[:3]
+    ]
+    assert server.wait(1200) == 1, server.text
+    assert "round 2: no sum with secure aggregation: 2 of 3 clients confirmed" in server.text
+    clients.pop().end()
+    clients.append(demanding(machines, "d"))
+    again = machines.server(f"resume={machines.run}")
+    assert again.wait(1200) == 0, again.text
+    for process in clients:
+        process.end()
+    assert "round 2 is left out" in again.text
+    assert [r["clients"]["cohort"] for r in machines.metrics()] == [0, 3, 0, 3]
+    assert "for a sum of 3 clients" in clients[-1].text

@@ -14,8 +14,10 @@ from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
 from orchestra_flwr.federation.secure_aggregation import sum_codec
 from orchestra_flwr.federation.server import cohorts
+from orchestra_flwr.federation.server.checkpoint import SUM_FILE
 from orchestra_flwr.federation.server.members import SimulatedMembers
 from orchestra_flwr.privacy.secure_sums.sum_client import STAGES
+from orchestra_flwr.reporting import RunFolder
 from tests.federation.conftest import scrambled
 
 SIMCLR = ("method=simclr", "federation.weighting=uniform", "federation.clients=6",
@@ -122,6 +124,38 @@ def test_with_fewer_the_run_ends_in_one_line(tiny, federate, stage, what):
     if stage not in ("keys", "unmask"):
         assert "Nothing is known of the clients' updates" in str(caught.value)
         assert "unmask" not in {stage for stage, *_ in app.sent}
+
+
+class Lasting(SimulatedMembers):
+    """As real clients, who remember which lists they confirmed when the server comes back."""
+
+    is_simulated = False
+
+
+@pytest.mark.parametrize(
+    ("stage", "confirmed"), [("input", False), ("confirm", True), ("unmask", True)]
+)
+def test_a_round_whose_list_was_confirmed_is_left_out_when_the_run_goes_on(
+    tiny, federate, tmp_path, capsys, stage, confirmed
+):
+    """Clients would refuse any other list for that round, and so the run could never go on."""
+    config = tiny(*SECURE, "federation.rounds=3", f"run_dir={tmp_path / 'run'}")
+    folder = RunFolder.create(config)
+    failing = Dropping({stage: ["0", "2", "4"]})
+
+    def in_round_2(message, context):
+        begins = message.content.get(CONFIG, {}).get("round") != 2
+        return (client_app if begins else failing)(message, context)
+
+    with pytest.raises(FederationError, match="round 2: no sum"):
+        federate(config, app=in_round_2, members=Lasting, folder=folder)
+    run = federate(config, members=Lasting, folder=RunFolder.resume(folder.path), shown="plain")
+    left_out = [r["round"] for r in run.records[1:] if not r["clients"]["cohort"]]
+    assert left_out == [2] * confirmed
+    assert ("round 2 is left out" in capsys.readouterr().out) is confirmed
+    assert [r["round"] for r in run.records if r["loss"]] == [1, *[2] * (not confirmed), 3]
+    assert run.summary["rounds"] == 3
+    assert not (folder.checkpoint / SUM_FILE).exists()
 
 
 def test_the_same_seed_gives_the_same_bits(tiny, federate):
