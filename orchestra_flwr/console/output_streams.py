@@ -14,11 +14,13 @@ import select
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, TextIO
 
 _log = logging.getLogger(__name__)
 CLOSED = {errno.EPIPE, errno.EIO, errno.EBADF}  # a closed pipe, terminal, stream
 MAX_WAITING = 10_000  # lines, of which a megabyte is enough for days
+BURST_SECONDS = 0.1  # that the first one without room waits: a reader may be there
 LAST_SECONDS = 2.0  # that the end of a process waits for who reads its last lines
 
 
@@ -109,15 +111,18 @@ class _WaitingLines:
         self._queue: queue.Queue[tuple[_LastingFile, bytes]] = queue.Queue(MAX_WAITING)
         self._lock = threading.Lock()  # of those that print
         self._dropped = 0
-        threading.Thread(target=self._write, name="output", daemon=True).start()
+        self._thread = threading.Thread(target=self._write, name="output", daemon=True)
+        self._thread.start()
 
     def put(self, file: _LastingFile, data: bytes) -> None:
-        """Has `data` written, or drops it, until all that waits is written, if that is too much."""
+        """Has `data` written; drops it where too much waits, and until that is written."""
+        is_note = threading.current_thread() is self._thread
         with self._lock:
-            if self._dropped or self._queue.full():
-                self._dropped += max(1, data.count(b"\n"))
-            else:
-                self._queue.put_nowait((file, data))
+            if is_note or not self._dropped:
+                with suppress(queue.Full):
+                    self._queue.put((file, data), timeout=BURST_SECONDS)
+                    return
+            self._dropped += max(1, data.count(b"\n"))
 
     def are_written(self) -> bool:
         """Whether nothing waits any more, at once or after a few seconds."""
@@ -131,10 +136,11 @@ class _WaitingLines:
             while data:
                 data = data[file.write_now(data) :]
             if self._dropped and self._queue.empty():
-                with self._lock:
-                    dropped, self._dropped = self._dropped, 0
+                dropped = self._dropped
                 # By way of the log, whose lines are JSON where all lines are.
                 _log.warning("%d lines were not shown: nobody read the output", dropped)
+                with self._lock:  # from now on, others' lines come behind this one
+                    self._dropped -= dropped
             self._queue.task_done()
 
 
