@@ -28,7 +28,7 @@ from orchestra_flwr.config import (
     read_config_file,
 )
 from orchestra_flwr.console.json_lines import JsonFormatter, show_error
-from orchestra_flwr.console.output_streams import ignore_closed_streams
+from orchestra_flwr.console.output_streams import ignore_closed_streams, never_wait_for_readers
 from orchestra_flwr.console.phases import phase
 from orchestra_flwr.console.printable import print_line, printable, printable_lines
 from orchestra_flwr.export.export_config import ExportConfig
@@ -137,6 +137,8 @@ def _command(
         handler = _log_to_stderr()
         logging.getLogger("orchestra_flwr").setLevel(logging.INFO)
         stop_on_sigterm()
+        if run in PROCESSES:
+            never_wait_for_readers()
         if run is not _top:  # it needs none, and looks at machines whose disk is full
             temporary_folder.check()
         if run not in (_take_part, _top):

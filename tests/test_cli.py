@@ -364,6 +364,17 @@ def test_help_names_the_program_and_every_key(command, capsys):
     assert out.startswith("usage: run_") and "Every key with its value" in out and "device:" in out
 
 
+@pytest.mark.parametrize(
+    ("command", "serves"), [(main, False), (server_main, True), (client_main, True)]
+)
+def test_a_server_and_a_client_wait_for_no_reader_but_of_their_help(command, serves, monkeypatch):
+    called = []
+    monkeypatch.setattr(cli, "never_wait_for_readers", lambda: called.append(command))
+    assert command(["--help"]) == 0 and not called
+    assert command(["typo=1"]) == 2
+    assert bool(called) == serves
+
+
 @pytest.fixture
 def heard():
     """Ctrl-C is heard, which a suite that a shell runs in the background ignores."""

@@ -23,7 +23,13 @@ from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.files import encoder_file, replacing
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.models.backbones import Backbone, build_backbone
-from orchestra_flwr.models.encoder_description import REMEDY, read_description, write_description
+from orchestra_flwr.models.encoder_description import (
+    REMEDY,
+    read_description,
+    take_upcoming,
+    upcoming,
+    write_description,
+)
 from orchestra_flwr.models.encoder_input import batches, checked_batch
 from orchestra_flwr.models.features import image_batches
 from orchestra_flwr.models.normalisation import normalise
@@ -182,9 +188,10 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     the initial weights.
 
     Raises:
-        OSError: a file cannot be written; the old one is still there.
+        OSError: a file cannot be written; the old encoder is still there.
     """
     path = Path(path)
+    description = path.with_suffix(".json")
     weights = {k: v.detach().cpu().contiguous() for k, v in encoder.backbone.state_dict().items()}
     model = encoder.spec.model
     about_model = {"model": _without_first_weights(model), "plugins": _users_package(model)}
@@ -192,8 +199,9 @@ def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:
     with replacing(path) as temporary:
         save_plain(temporary, weights)
         digest = file_sha256(temporary)
-    described = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
-    write_description(path.with_suffix(".json"), described)
+        described = {"spec": spec.model_dump(mode="json"), "about": about, "weights_sha256": digest}
+        write_description(upcoming(description), described)
+    take_upcoming(description)
 
 
 def tensors_sha256(network: nn.Module) -> str:

@@ -3,10 +3,12 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestra_flwr.files import encoder_file, read_json, write_atomically
+from orchestra_flwr.files import encoder_file, read_json, sync_folder, write_atomically
+from orchestra_flwr.fingerprints import file_sha256
 
 MAX_DESCRIPTION = 2**20  # bytes; a run writes some 2,000
 REMEDY = "copy it again, or write it anew with resume=<its run folder>"
@@ -22,6 +24,26 @@ def write_description(file: Path, described: Mapping[str, Any]) -> None:
     write_atomically(file, (json.dumps(checked, indent=2) + "\n").encode())
 
 
+def upcoming(file: Path) -> Path:
+    """Where the new description lies while its weights take the place of the old ones.
+
+    Two files cannot be replaced in one step: whoever is killed between them would leave weights
+    that no description fits. So the new one is written first, here, and given its name last, by
+    :func:`take_upcoming`; in between, :func:`read_description` reads the one that fits.
+    """
+    return file.with_name(f"{file.name}.next")
+
+
+def take_upcoming(file: Path) -> None:
+    """Gives the new description its name, once its weights have theirs.
+
+    Raises:
+        OSError: it cannot be renamed; it is read where it is.
+    """
+    upcoming(file).replace(file)
+    sync_folder(file.parent)
+
+
 def read_description(file: Path) -> dict[str, Any]:
     """The `spec` and `about` of an encoder; a description of version 0.1 has no checksums.
 
@@ -29,6 +51,15 @@ def read_description(file: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
+    if (new := upcoming(file)).is_file():
+        with suppress(OSError, ValueError):
+            described = _read(new)
+            if described.get("weights_sha256") == file_sha256(file.with_suffix(".safetensors")):
+                return described
+    return _read(file)
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         described = read_json(file, MAX_DESCRIPTION)
         spec, digest = described["spec"], described.pop("sha256", None)

@@ -1,9 +1,10 @@
-"""Nobody may be there to read, and the work goes on."""
+"""Nobody may be there to read, or to read on, and the work goes on."""
 
 import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -120,3 +121,54 @@ def test_streams_in_the_place_of_the_process_own_are_left_alone(capsys):
     before = sys.stdout, sys.stderr
     ignore_closed_streams()
     assert (sys.stdout, sys.stderr) == before
+
+
+NOBODY_READS = """
+import sys
+from orchestra_flwr.console import output_streams
+
+output_streams.MAX_WAITING = 100
+output_streams.ignore_closed_streams()
+output_streams.never_wait_for_readers()
+for number in range(20_000):
+    print("line", number, flush=True)
+open(sys.argv[1], "w").write("all done")
+print("last", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def unread(work):
+    """The command of a program that prints more than a pipe and its own lines that wait hold."""
+    return [*work[:2], textwrap.dedent(NOBODY_READS), *work[3:]]
+
+
+def test_a_reader_that_hangs_holds_up_nothing(unread):
+    with subprocess.Popen(unread, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.wait(timeout=30) == 7
+        assert process.stdout.read().startswith(b"line 0\nline 1\n")
+
+
+def test_lines_that_a_slow_reader_missed_are_counted(unread, tmp_path):
+    with subprocess.Popen(unread, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        while not (tmp_path / "file").exists():
+            time.sleep(0.01)
+        lines = process.stdout.read().decode().splitlines()
+    assert process.returncode == 7
+    shown = [int(line.removeprefix("line ")) for line in lines if line.startswith("line")]
+    assert shown == sorted(shown) and 1000 < len(shown) < 20_000
+    missed = [line.split()[0] for line in lines if "lines were not shown: nobody" in line]
+    assert len(shown) + sum(map(int, missed)) + ("last" in lines) == 20_001
+
+
+def test_all_lines_of_both_streams_are_written_in_their_order(work):
+    never = "ignore_closed_streams, never_wait_for_readers"
+    work[2] = work[2].replace("ignore_closed_streams\n\n", f"{never}\n\n")
+    work[2] = work[2].replace("streams()\n", "streams()\nnever_wait_for_readers()\n")
+    done = subprocess.run(
+        work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 7
+    pairs = "".join(f"line {number}\nerror {number}\n" for number in range(3))
+    assert done.stdout == pairs + "x" * 100_000 + "\n"

@@ -10,11 +10,16 @@ from flwr.app import RecordDict
 from orchestra_flwr.console.printable import printable_lines
 from orchestra_flwr.deployment.keys.key_files import quoted
 from orchestra_flwr.federation.messages import fields
-from orchestra_flwr.files import make_private_folder, write_atomically
+from orchestra_flwr.files import make_private_folder, sync_folder, write_atomically
 from orchestra_flwr.fingerprints import file_sha256
 from orchestra_flwr.flower.arrays import from_record
 from orchestra_flwr.models import load_encoder
-from orchestra_flwr.models.encoder_description import MAX_DESCRIPTION, read_description
+from orchestra_flwr.models.encoder_description import (
+    MAX_DESCRIPTION,
+    read_description,
+    take_upcoming,
+    upcoming,
+)
 
 WEIGHTS, DESCRIPTION, CARD = "encoder.safetensors", "encoder.json", "README.md"
 
@@ -83,8 +88,13 @@ class EncoderStore:
             if not read_description(beside / DESCRIPTION).get("weights_sha256"):
                 raise ValueError("the encoder's description names no checksum of its weights")
             load_encoder(beside / WEIGHTS, plugins=self._plugins)
-            for name in files:
+            description = self.folder / DESCRIPTION
+            (beside / DESCRIPTION).replace(upcoming(description))
+            for name in (WEIGHTS, CARD):
+                sync_folder(self.folder)  # one after the other, whenever the power is cut
                 (beside / name).replace(self.folder / name)
+            sync_folder(self.folder)
+            take_upcoming(description)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
             with suppress(OSError):  # an encoder is in it: only an empty folder goes

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -41,7 +42,8 @@ class Gate:
         names: gives the registered clients' names by public key (PEM, as Flower's header holds
             it); None for one that the SuperLink does not have yet, and that may try again in a
             while. With TLS no other key is served. Called for every request: it has to be quick.
-        report: takes a line for everything that is turned away; called from the gate's thread.
+        report: takes a line for everything that is turned away; called from a thread of its own,
+            for it may wait for a disk.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -60,7 +62,8 @@ class Gate:
         self.port = port
         self._host = host
         self._tls = server_context(tls)
-        self._refusals = Refusals(report)
+        self._reports = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gate-reports")
+        self._refusals = Refusals(lambda line: self._reports.submit(report, line))
         self._upstream = Upstream(upstream, client_context(tls))
         self._forwarder = Forwarder(self._upstream, names if tls else None, self._refusals)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,6 +127,7 @@ class Gate:
         if self._thread is not None:
             self._in_loop(self._close)
             self._thread.join()
+            self._reports.shutdown()  # once all lines are reported
 
     def __enter__(self) -> Self:
         self.start()

@@ -13,10 +13,10 @@ class Refusals:
     """Writes a line at once, and counts its repetitions for the next minute.
 
     Lines begin with "refused: ", unless they are no more than notes; they are written from the
-    thread of the event loop.
+    thread of the event loop, which `write` must not hold up.
     """
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         # By peer and kind: the last line since one was written, its time, and how many there were.
         self._recent: dict[tuple[str, str], tuple[str, str, int]] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.deployment.keys.client_keys import PublicKey, check_name, load_public_key
 from orchestra_flwr.deployment.keys.key_files import NewFile, UnreadableError
+from orchestra_flwr.files import sync_folder
 
 logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 60.0  # after which a file that could not be read is read again
@@ -102,13 +103,15 @@ def stamp_of(folder: Path) -> object:
         return str(error)
 
 
-def _changed(entry: os.DirEntry[str]) -> int:
-    """When a file was changed, in ns; 0 for a link that leads nowhere, such as an editor's lock,
-    which must not hide what becomes of the others."""
+def _changed(entry: os.DirEntry[str]) -> tuple[int, ...]:
+    """What differs when a file was changed; nothing of a link that leads nowhere, such as an
+    editor's lock, which must not hide what becomes of the others."""
     try:
-        return entry.stat().st_mtime_ns
+        status = entry.stat()
     except OSError:
-        return 0
+        return ()
+    # `cp -p` and `rsync -t` give a new key the time of the file that it was copied from.
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
@@ -135,14 +138,16 @@ def plan_registration(folder: Path, key: PublicKey, name: str) -> list[NewFile]:
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Takes a client off the list.
+    """Takes a client off the list; a power cut does not bring it back.
 
     Raises:
         ConfigError: no name of a client, or none that is registered.
         OSError: it cannot be removed.
     """
     try:
-        path_of(folder, name).unlink()
+        path = path_of(folder, name)
+        path.unlink()
+        sync_folder(path.parent)
     except FileNotFoundError:
         raise ConfigError(f"no client {name} is registered in {folder} (see list)") from None
 

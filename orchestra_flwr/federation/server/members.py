@@ -203,10 +203,8 @@ class ConnectedMembers(Members):
     def mark_lost(self, names: Collection[str]) -> None:
         """As :meth:`Members.mark_lost`: their nodes are greeted anew."""
         for name in names:
-            node = self._nodes.pop(name, None)
-            self.images.pop(name, None)
-            self.holders.discard(name)
-            if node is not None:
+            if (node := self._nodes.get(name)) is not None:
+                self._leave_out(name)
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
                 self.note("silent", name, "")
@@ -225,14 +223,17 @@ class ConnectedMembers(Members):
                 self._answered_nodes.discard(node)
                 self._lost.add(node)
 
+    def _leave_out(self, name: str) -> None:
+        del self._nodes[name], self.images[name]
+        self.holders.discard(name)
+        self.late.discard(name)
+
     def _forget_absent(self, present: Collection[int]) -> None:
         for name, node in list(self._nodes.items()):
             if node not in present:
-                del self._nodes[name], self.images[name]
-                self.holders.discard(name)
+                self._leave_out(name)
                 self.show(f"client {name} has left")
                 self.note("left", name, "")
-        self.late &= self._nodes.keys()
         self._answered_nodes &= set(present)
         self._lost &= set(present)  # one that comes back counts as new
         for node in self._refused.keys() - set(present):
@@ -329,6 +330,8 @@ class ConnectedMembers(Members):
 
     def _postpone(self, node: int, who: str, line: str) -> None:
         """Shows why a client does not take part, and asks it again in a while."""
+        for name in [name for name, its_node in self._nodes.items() if its_node == node]:
+            self._leave_out(name)  # it was late, and is neither at work nor free
         previous = self._refused.get(node)
         retry_after = (
             RETRY_SECONDS if previous is None else min(2 * previous.retry_after, MAX_RETRY_SECONDS)

@@ -149,6 +149,39 @@ def test_on_a_full_disk_nothing_is_left_of_an_encoder(
     assert not (tmp_path / "encoder").exists()
 
 
+@pytest.mark.parametrize("last", ["encoder.json.next", "encoder.safetensors", "README.md"])
+def test_a_client_that_is_killed_while_it_stores_an_encoder_has_the_old_one_or_the_new_one(
+    offer, encoder, tmp_path, monkeypatch, last
+):
+    class KilledError(BaseException):
+        pass
+
+    store, replace = EncoderStore(tmp_path, 1e9, ()), Path.replace
+    store.answer(offer(), print)
+    old = encoder.read_bytes()
+    save_encoder(encoder, Encoder(load_encoder(encoder).spec), rounds=6)
+
+    def killing(self, target):
+        replace(self, target)
+        if target == store.folder / last:
+            raise KilledError
+
+    monkeypatch.setattr(Path, "replace", killing)
+    with pytest.raises(KilledError):
+        store.answer(offer(), print)
+    monkeypatch.undo()
+    load_encoder(store.folder)
+    is_old = last == "encoder.json.next"
+    assert (store.folder / "encoder.safetensors").read_bytes() == (
+        old if is_old else encoder.read_bytes()
+    )
+    assert store.answer(offer(arrays=False), print) == "wanted"
+    assert store.answer(offer(), print) == "stored"
+    assert sorted(p.name for p in store.folder.iterdir()) == [
+        "README.md", "encoder.json", "encoder.safetensors",
+    ]  # fmt: skip
+
+
 def test_a_server_can_keep_its_encoder(configured):
     assert configured().share.encoder and not configured("share.encoder=false").share.encoder
     with pytest.raises(ConfigError, match=r"^share\.every: is not read with share\.encoder=false"):

@@ -632,7 +632,7 @@ def test_a_client_of_an_earlier_start_is_no_alarm(
         superlink.answers[PULL] = (401, b"{}")
         for _ in range(2):
             assert client.post(PULL, b"x", **key_header(KEY))[0] == 401
-        assert lines == [
+        assert wait(lambda: lines) == [
             f"{client.address}: client a was connected before this server started, and "
             "connects again"
         ]
@@ -992,6 +992,22 @@ def test_connections_are_bounded_and_forgotten(open_gate, certificates, monkeypa
                 connect(other)
             assert other.line().startswith("has 1 of 3 connections")
         wait(lambda: reachable(other))
+
+
+def test_a_report_that_waits_for_a_disk_holds_up_nobody_and_is_not_lost(open_gate):
+    lines, disk = [], threading.Event()
+
+    def report(line):
+        assert disk.wait(10)
+        lines.append(line)
+
+    with open_gate(report=report) as gate:
+        client = Client(gate, lines)
+        assert client.post("/one")[0] == 404
+        client.raw(b"GET /two\r\n\r\n")
+        assert client.post(PULL)[0] == 200 and not lines
+        disk.set()
+    assert ["/one" in line for line in lines] == [True, False]  # in their order
 
 
 def test_a_network_of_ipv6_counts_as_one_peer():

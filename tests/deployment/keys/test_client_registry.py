@@ -203,6 +203,23 @@ def test_a_run_sees_who_is_registered_now(security, bundle, monkeypatch):
     assert names() == {}
 
 
+def test_a_run_sees_a_key_that_was_copied_with_the_time_of_the_one_before(security, new_line):
+    names, file = RegisteredNames(security), security / "clients/site-1.pub"
+    before, times = names(), file.stat()
+    file.write_bytes(new_line("site-1"))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert names() == {load_public_key(file).pem: "site-1"} != before
+
+
+def test_a_revoked_key_is_off_the_disk(keys, security, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        client_registry, "sync_folder", lambda folder: synced.append([*folder.iterdir()])
+    )
+    assert keys("revoke", "name=site-1", f"folder={security}")[0] == 0
+    assert synced == [[]]
+
+
 def test_a_run_counts_a_key_that_cannot_be_read_for_a_moment(
     security, bundle, monkeypatch, unreadable
 ):

@@ -11,7 +11,11 @@ from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.failures import Failure, to_error
 from orchestra_flwr.federation.messages.fields import CONFIG
 from orchestra_flwr.federation.messages.replies import MAX_IMAGES
-from orchestra_flwr.federation.server.members import ConnectedMembers, SimulatedMembers
+from orchestra_flwr.federation.server.members import (
+    RETRY_SECONDS,
+    ConnectedMembers,
+    SimulatedMembers,
+)
 from orchestra_flwr.flower.process_identity import identify_process
 from orchestra_flwr.flower.reply_upload import UnreadableReplyError
 
@@ -442,6 +446,30 @@ def test_a_late_client_is_here_and_asked_again_when_it_answers_a_greeting(networ
     network.join(1, "a")  # it has worked off what it was sent before
     assert known.connected() == {"a": 1, "b": 2}
     assert said == []
+
+
+@pytest.mark.parametrize("answer", ["failed", {"client": "a", "refusal": "disk_full"}])
+def test_a_late_client_that_refuses_is_not_here_until_it_joins_again(
+    network, said, members, monkeypatch, answer
+):
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+
+    def mend():
+        nonlocal now
+        now += RETRY_SECONDS
+        network.join(1, "a")
+
+    network.join(1, "a")
+    network.join(2, "b")
+    known = members(2, [mend])
+    known.connected()
+    known.mark_late(["a", "b"])
+    network.answers = {1: answer, 2: {"client": "b", "images": 30}}
+    known.present()
+    assert known.images == {"b": 30} and known.late == set()
+    assert known.connected() == {"a": 1, "b": 2}
+    assert said[-2:] == ["waiting for clients: 1 of 2 are here", "client a joined with 20 images"]
 
 
 def test_where_all_are_late_the_first_that_is_free_is_waited_for(network, members):
