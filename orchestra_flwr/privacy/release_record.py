@@ -46,7 +46,8 @@ class ReleaseRecord(Generic[Entry]):
         self._end = file.with_suffix(".end")
         self._digest, self._is_checked = "", False  # of the last line; whether it has one
         self._digests: list[str] = []
-        self._entries = list(self._read(TypeAdapter(kind)))
+        self._kind = TypeAdapter(kind)
+        self._entries = list(self._read())
         self._check_end()
 
     @property
@@ -58,9 +59,11 @@ class ReleaseRecord(Generic[Entry]):
         """Adds an entry and waits until it is on the disk.
 
         Raises:
+            ValueError: it could not be read again, and with it no other entry: nothing is written.
             OSError: it cannot be written; then nothing may be released, though it may count.
         """
         values = asdict(entry)
+        self._entry(json.dumps(values))
         digest = _chained(self._digest, values)
         line = json.dumps({**values, DIGEST: digest}) + "\n"
         make_private_folder(self._file.parent)
@@ -70,11 +73,11 @@ class ReleaseRecord(Generic[Entry]):
         end = {"lines": len(self._entries), DIGEST: digest}
         write_atomically(self._end, f"{json.dumps(end)}\n".encode(), mode=0o600)
 
-    def _read(self, kind: TypeAdapter[Entry]) -> Iterator[Entry]:
+    def _read(self) -> Iterator[Entry]:
         number = 0
         try:
             for number, line in enumerate(read_whole_lines(self._file), 1):  # noqa: B007
-                entry = kind.validate_json(json.dumps(self._checked(line)), strict=True)
+                entry = self._entry(json.dumps(self._checked(line)))
                 self._digests.append(self._digest)
                 yield entry
         except OSError as error:
@@ -84,6 +87,9 @@ class ReleaseRecord(Generic[Entry]):
             raise ConfigError(_damaged(self._file, number)) from None
         except (ValueError, RecursionError):
             raise ConfigError(_damaged(self._file, number)) from None
+
+    def _entry(self, text: str) -> Entry:
+        return self._kind.validate_json(text, strict=True)
 
     def _check_end(self) -> None:
         """Compares what the second file says. A crash may leave it one line behind."""

@@ -11,6 +11,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.privacy.client_ledger import RunRelease
 from orchestra_flwr.privacy.release_record import ReleaseRecord
 from orchestra_flwr.privacy.server_ledger import AskedClients
+from orchestra_flwr.privacy.sum_ledger import NoisyUpdate
 
 ASKED = '{"round": 0, "clients": ["a", "b"]}'
 RELEASED = json.dumps(
@@ -99,6 +100,20 @@ def test_an_entry_that_cannot_be_written_does_not_count(file, monkeypatch, faili
             record.append(Number(2))
     for reader in (record, ReleaseRecord(file, Number)):
         assert reader.entries == (Number(1),)
+
+
+NOISE = RunRelease(**json.loads(RELEASED)).noise
+
+
+@pytest.mark.parametrize("entry", [
+    NoisyUpdate("a run", -1, 4.0), NoisyUpdate("\ud800", 1, 4.0), NoisyUpdate("a run", 1, "4"),
+    RunRelease("a run", -1, NOISE), AskedClients(-1, ("a",)), AskedClients(1, ("\ud800",)),
+])  # fmt: skip
+def test_nothing_is_written_that_cannot_be_read(file, entry):
+    record = ReleaseRecord(file, type(entry))
+    with pytest.raises(ValueError, match="validation error"):
+        record.append(entry)
+    assert record.entries == () and not file.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(file):
