@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_JSON_BYTES = 2**24  # partition.json has some four for each client and class
-# A name that a stranger chose and that is written to the disk: it leads nowhere else, fills no disk,
-# and is read back as it was.
+# A name that a stranger chose and that is written to the disk: it leads nowhere else, does not fill
+# the disk, and is read back as it was.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ABANDONED = 3600  # seconds since the last write, after which a temporary file is removed
 

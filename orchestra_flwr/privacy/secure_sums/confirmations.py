@@ -56,8 +56,8 @@ class Confirmations:
             raise SumRefusedError(f"the sum of round {round_} was confirmed {why}")
         if self._digests.get((origin, round_), digest) != digest:
             raise SumRefusedError(
-                f"a sum of round {round_} from the same model was confirmed, in another run, {why}; "
-                "a run with another seed= begins otherwise"
+                f"a sum of round {round_} from the same model was confirmed, in another run, {why}"
+                "; a run with another seed= begins otherwise"
             )
         origins = [origin] if origin else []
         keys = [(name, round_) for name in (run, *origins)]
