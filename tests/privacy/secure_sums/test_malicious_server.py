@@ -179,7 +179,7 @@ def test_stages_come_in_their_order_and_once(tools):
 
 def test_a_graph_that_isolates_it_is_refused(tools, monkeypatch):
     """Only those are left that it did not draw, or too few to open what it is masked with."""
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    tools.draw(monkeypatch, lambda count: 4)
     one = tools.Sum(12).until("input")
     client = one.clients["c000"]
     others = [name for name in one.names if name not in client._drawn[1:]]
@@ -233,7 +233,7 @@ def test_liars_below_a_third_leave_nobody_out(tools):
 
 def test_shares_that_are_withheld_or_nobodys_are_refused(tools, monkeypatch):
     """Without them it would leave out masks, and a group could be told apart."""
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    tools.draw(monkeypatch, lambda count: 4)
     one = tools.Sum(9).until("boxes")
     for number, (change, match) in enumerate([
         (lambda asked: asked["boxes"].popitem(), "those of others withheld"),
