@@ -103,19 +103,24 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
 
 
 def append_durably(path: Path, data: bytes) -> None:
-    """Appends all of `data` to a file and waits until it is on the disk.
+    """Appends lines to a file, all or none, and waits until they are on the disk.
 
-    A missing file is created, for its owner alone.
+    A missing file is created, for its owner alone. An incomplete last line is removed first: an
+    append that failed on a broken disk could not do it.
 
     Raises:
-        OSError: names `path`; the file is as before.
+        OSError: names `path`; the file is as before, or if it cannot even be cut, ends in lines of
+            `data` or a part of one.
     """
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
 
-    with naming(path), open(path, "ab", buffering=0, opener=opened) as file:
+    with naming(path), open(path, "a+b", buffering=0, opener=opened) as file:
         size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            file.seek(0)
+            size = file.truncate(file.readall().rfind(b"\n") + 1)
         if size == 0:
             sync_folder(path.parent)
         try:

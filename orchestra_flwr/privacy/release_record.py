@@ -44,11 +44,8 @@ class ReleaseRecord(Generic[Entry]):
     def __init__(self, file: Path, kind: type[Entry]) -> None:
         self._file = file
         self._end = file.with_suffix(".end")
-        self._digest, self._is_checked = "", False  # of the last line; whether it has one
-        self._digests: list[str] = []
         self._kind = TypeAdapter(kind)
-        self._entries = list(self._read())
-        self._check_end()
+        self._load()
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -61,17 +58,28 @@ class ReleaseRecord(Generic[Entry]):
         Raises:
             ValueError: it could not be read again, and with it no other entry: nothing is written.
             OSError: it cannot be written; then nothing may be released, though it may count.
+            ConfigError: as for the class, where the file must be read after such an error.
         """
         values = asdict(entry)
         self._entry(json.dumps(values))
+        if not self._is_current:
+            self._load()
         digest = _chained(self._digest, values)
         line = json.dumps({**values, DIGEST: digest}) + "\n"
         make_private_folder(self._file.parent)
+        self._is_current = False
         append_durably(self._file, line.encode())
         self._entries.append(entry)
-        self._digest, self._is_checked = digest, True
+        self._digest, self._is_checked, self._is_current = digest, True, True
         end = {"lines": len(self._entries), DIGEST: digest}
         write_atomically(self._end, f"{json.dumps(end)}\n".encode(), mode=0o600)
+
+    def _load(self) -> None:
+        self._digest, self._is_checked = "", False  # of the last line; whether it has one
+        self._digests: list[str] = []
+        self._entries = list(self._read())
+        self._check_end()
+        self._is_current = True  # false after an append that failed: its line may be in the file
 
     def _read(self) -> Iterator[Entry]:
         number = 0

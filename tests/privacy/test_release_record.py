@@ -1,5 +1,6 @@
 """The file behind both ledgers: it only grows, and nothing is released before its line is there."""
 
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -100,6 +101,38 @@ def test_an_entry_that_cannot_be_written_does_not_count(file, monkeypatch, faili
             record.append(Number(2))
     for reader in (record, ReleaseRecord(file, Number)):
         assert reader.entries == (Number(1),)
+
+
+class Broken(io.FileIO):
+    """A file on a disk that takes what is written, or half of it, and then fails."""
+
+    written = None  # bytes of a write that reach the disk; None: all
+
+    def write(self, data):
+        super().write(data[: self.written])
+        raise OSError(5, "Input/output error")
+
+    def truncate(self, size=None):
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(("written", "counts"), [(None, 1), (20, 0), (0, 0)])
+def test_a_line_that_a_broken_disk_took_breaks_no_later_one(file, monkeypatch, written, counts):
+    """It may count, but must not end the record."""
+    record = ReleaseRecord(file, Number)
+    record.append(Number(1))
+    monkeypatch.setattr(Broken, "written", written)
+
+    def broken(path, mode, **options):
+        return Broken(path, mode, opener=options["opener"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestra_flwr.files.open", broken, raising=False)
+        with pytest.raises(OSError, match="Input/output error"):
+            record.append(Number(2))
+    record.append(Number(3))
+    expected = (Number(1), *[Number(2)] * counts, Number(3))
+    assert record.entries == ReleaseRecord(file, Number).entries == expected
 
 
 NOISE = RunRelease(**json.loads(RELEASED)).noise
