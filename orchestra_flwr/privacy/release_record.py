@@ -47,6 +47,13 @@ class ReleaseRecord(Generic[Entry]):
         self._kind = TypeAdapter(kind)
         self._load()
 
+    def _load(self) -> None:
+        self._digest, self._is_checked = "", False  # of the last line; whether it has one
+        self._digests: list[str] = []
+        self._entries = list(self._read())
+        self._check_end()
+        self._is_current = True  # false after an append that failed: its line may be in the file
+
     @property
     def entries(self) -> Sequence[Entry]:
         """All entries, the oldest first."""
@@ -73,13 +80,6 @@ class ReleaseRecord(Generic[Entry]):
         self._digest, self._is_checked, self._is_current = digest, True, True
         end = {"lines": len(self._entries), DIGEST: digest}
         write_atomically(self._end, f"{json.dumps(end)}\n".encode(), mode=0o600)
-
-    def _load(self) -> None:
-        self._digest, self._is_checked = "", False  # of the last line; whether it has one
-        self._digests: list[str] = []
-        self._entries = list(self._read())
-        self._check_end()
-        self._is_current = True  # false after an append that failed: its line may be in the file
 
     def _read(self) -> Iterator[Entry]:
         number = 0
