@@ -17,7 +17,7 @@ from orchestra_flwr.federation.messages.fields import (
     SECURE_STATE,
     SECURE_TEXT,
 )
-from orchestra_flwr.federation.secure_aggregation.basis import basis_of, origin_of
+from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.federation.secure_aggregation.sum_codec import Numbers, Start, codec_of
 from orchestra_flwr.flower.arrays import to_record
 from orchestra_flwr.methods import Role
@@ -116,8 +116,7 @@ class SecureAnswers:
             metrics = {}  # their names might reveal what no noise covers
         seed = ClientSeed(client.config.seed, round_, self.name, client.secret_noise)
         vector = codec.encode(trained, Start(before, current.count), numbers, seed)
-        origin = origin_of(task, client.config.seed, before)
-        view = current.mask(alive, vector, basis, origin)
+        view = current.mask(alive, vector, basis)
         reply = self._reply(task, {"metrics": sorted(metrics), "view": view})
         masked = {f"ring{8 * part.itemsize}": part for part in vector}
         # Rows are differentially private by themselves: `excluded.py` refuses runs with others.

@@ -8,8 +8,7 @@ Learning via Model Inconsistency", CCS 2022, arXiv 2111.07380).
 import hashlib
 import json
 
-import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN
 
@@ -29,20 +28,4 @@ def basis_of(content: RecordDict) -> str:
         if name != FROZEN:
             digest.update(json.dumps([name, array.dtype, *array.shape]).encode())
             digest.update(hashlib.sha256(array.data).digest())
-    return digest.hexdigest()
-
-
-def origin_of(task: ConfigRecord, seed: int, received: np.ndarray) -> str:
-    """A digest, in hexadecimal, of what a client's update is mostly made of, beside its images.
-
-    Settings are not in it: a server could change one that plays no part, or hardly any, and get the
-    same update into another sum.
-
-    Args:
-        task: of the training message.
-        seed: of the run, from which order and views of the images follow.
-        received: (size,) float32 state before training.
-    """
-    digest = hashlib.sha256(json.dumps([int(str(task["round"])), seed, task.get(FROZEN)]).encode())
-    digest.update(np.ascontiguousarray(received, "<f4").data)
     return digest.hexdigest()

@@ -64,7 +64,6 @@ class SumClient:
     _drawn_by: list[str] = field(default_factory=list)  # neighbours that chose it
     _graph: str = ""  # a digest of who drew whom
     _basis: str = ""
-    _origin: str = ""
     _alive: list[str] = field(default_factory=list)
     _survivors: list[str] = field(default_factory=list)
 
@@ -160,7 +159,7 @@ class SumClient:
                 self._secrets.held[sender] = pair
         return sorted(unopened)
 
-    def mask(self, alive: Sequence[str], vector: Vector, basis: str = "", origin: str = "") -> str:
+    def mask(self, alive: Sequence[str], vector: Vector, basis: str = "") -> str:
         """Masks its vector, in place.
 
         Args:
@@ -168,8 +167,6 @@ class SumClient:
             vector: of the layout that was agreed on.
             basis: a digest of what the vector was made from, which must be the same for all: masks
                 only cancel between clients that have the same.
-            origin: a digest of that part of it with which vectors of two runs are nearly alike,
-                whatever else a server varies; "": the basis.
 
         Returns:
             Its signature, in hexadecimal, of what it was shown: only those that were shown the same
@@ -182,7 +179,7 @@ class SumClient:
         """
         self._enter("input")
         self._alive = self._members(alive, self._roster, "shares")
-        self._basis, self._origin = basis, origin or basis
+        self._basis = basis
         holders = {self.name, *self._drawn}
         if len(holders & {*alive}) < quorum(len(holders)):
             self._refuse(f"only {len(holders & {*alive}) - 1} of its neighbours are left")
@@ -203,12 +200,12 @@ class SumClient:
 
         Raises:
             SumRefusedError: too few, one that gave out no shares, another set than before for
-                this round or origin, or a stage out of order.
+                this round, or a stage out of order.
         """
         self._enter("confirm")
         self._survivors = self._members(survivors, self._alive, "vectors")
         try:
-            confirmations.confirm(self.occasion, self._survivors, self._origin)
+            confirmations.confirm(self.occasion, self._survivors)
         except SumRefusedError as error:
             self._refuse(str(error))
         return self._signed(self._confirmed()).hex()

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, FROZEN
-from orchestra_flwr.federation.secure_aggregation.basis import basis_of, origin_of
+from orchestra_flwr.federation.secure_aggregation.basis import basis_of
 from orchestra_flwr.flower.arrays import to_record
 
 TASK = {"config": "{}", "schema": "s", "round": 2, "train": True, "client": "0", "index": 0,
@@ -34,22 +34,3 @@ def test_another_model_or_other_settings_are_another_basis(other):
 def test_what_is_a_clients_own_is_not_in_it(own):
     """Frozen weights are sent to those that lack them, and known by their digest."""
     assert basis_of(message(**own)) == basis_of(message())
-
-
-@pytest.mark.parametrize("other", [
-    {"round": 3}, {"seed": 1}, {"received": (1.0, np.nextafter(np.float32(2), 3))},
-    {FROZEN: "another"},
-])  # fmt: skip
-def test_another_model_round_or_seed_is_another_origin(other):
-    assert origin(**other) != origin()
-
-
-@pytest.mark.parametrize("varied", [
-    {"config": '{"training":{"lr":1e-30}}'}, {"config": "{ }"}, {"population": 7}, {"client": "1"},
-])  # fmt: skip
-def test_what_a_server_may_vary_is_not_in_an_origin(varied):
-    assert origin(**varied) == origin()
-
-
-def origin(seed=0, received=(1.0, 2.0), **entries):
-    return origin_of(ConfigRecord({**TASK, **entries}), seed, np.array(received, np.float32))

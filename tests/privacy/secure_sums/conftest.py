@@ -25,19 +25,16 @@ def vector(seed, layout=LAYOUT):
 class Sum:
     """One sum, stage by stage; `gone[stage]` do not answer in this stage nor after it."""
 
-    def __init__(
-        self, count, gone=None, layout=LAYOUT, registered=True, vectors=None, round_=1, run="run"
-    ):
+    def __init__(self, count, gone=None, layout=LAYOUT, registered=True, vectors=None, round_=1):
         self.names = [f"c{i:03}" for i in range(count)]
         self.gone = gone or {}
         self.vectors = vectors or {name: vector(i, layout) for i, name in enumerate(self.names)}
-        self.server = SumServer(run, round_, layout)
+        self.server = SumServer("run", round_, layout)
         self.keys = {name: Ed25519PrivateKey.generate() for name in self.names}
         self.confirmations = {name: Confirmations() for name in self.names}
         self.clients = {name: self.client(name, registered) for name in self.names}
         self.seen = []  # all that the server gets
         self.basis = self.server.basis = "of all"
-        self.origin = ""
 
     def client(self, name, registered=True, **arguments):
         both = {"sign": self.keys[name].sign, "verify": self.verify} if registered else {}
@@ -74,7 +71,7 @@ class Sum:
         alive = self.server.alive
         for name in sorted({*self.there("input")} & {*alive}):
             masked = [part.copy() for part in self.vectors[name]]
-            view = self.clients[name].mask(alive, masked, self.basis, self.origin)
+            view = self.clients[name].mask(alive, masked, self.basis)
             self.noted(name, [part.tolist() for part in masked])
             self.server.take_vector(name, masked, view)
 

@@ -328,31 +328,6 @@ def test_the_same_round_with_another_cohort_is_never_confirmed(tools, tmp_path):
             Confirmations(file)
 
 
-def test_another_name_of_the_run_is_no_way_to_another_cohort(tools, tmp_path):
-    """The server chooses it: the same updates under two names would be two sums."""
-    file = tmp_path / "sums.jsonl"
-
-    def confirm(run, origin, gone=None):
-        one = tools.Sum(6, gone, run=run)
-        one.origin = origin
-        one.until("confirm").clients["c000"].confirm(one.server.survivors, Confirmations(file))
-
-    without = {"input": ["c003"]}
-    confirm("first", "a model")
-    confirm("second", "a model")  # the same clients: the difference is nobody's update
-    refused(
-        confirm, "third", "a model", without,
-        match="from the same model was confirmed, in another run, .*; a run with another seed=",
-    )  # fmt: skip
-    refused(confirm, "first", "another", without, match="the sum of round 1 was confirmed with oth")
-    confirm("fourth", "another", without)
-    refused(confirm, "fifth", "another", match="from the same model")
-    assert len(file.read_text().splitlines()) == 3
-    file.write_text(json.dumps(json.loads(file.read_text().splitlines()[0])[:3]) + "\n")
-    refused(confirm, "first", "a model", without, match="round 1 was confirmed with other clients")
-    confirm("third", "a model", without)  # an earlier version has not noted of which model it was
-
-
 @pytest.mark.parametrize(("wrong", "what"), [
     ({"run": "r" * 65}, "is no name of a run"), ({"attempt": "a" * 65}, "is no name of a run"),
     ({"run": "\ud800"}, "is no name of a run"), ({"run": "r\n"}, "is no name of a run"),
