@@ -5,6 +5,7 @@ import glob
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 MAX_JSON_BYTES = 2**24  # partition.json has some four for each client and class
+# A name that a stranger chose and that is written to the disk: it leads nowhere else, does not fill
+# the disk, and is read back as it was.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ABANDONED = 3600  # seconds since the last write, after which a temporary file is removed
 
 
@@ -99,19 +103,24 @@ def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
 
 
 def append_durably(path: Path, data: bytes) -> None:
-    """Appends all of `data` to a file and waits until it is on the disk.
+    """Appends lines to a file, all or none, and waits until they are on the disk.
 
-    A missing file is created, for its owner alone.
+    A missing file is created, for its owner alone. An incomplete last line is removed first: an
+    append that failed on a broken disk could not do it.
 
     Raises:
-        OSError: names `path`; the file is as before.
+        OSError: names `path`; the file is as before, or if it cannot even be cut, ends in lines of
+            `data` or a part of one.
     """
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
 
-    with naming(path), open(path, "ab", buffering=0, opener=opened) as file:
+    with naming(path), open(path, "a+b", buffering=0, opener=opened) as file:
         size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            file.seek(0)
+            size = file.truncate(file.readall().rfind(b"\n") + 1)
         if size == 0:
             sync_folder(path.parent)
         try:

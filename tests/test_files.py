@@ -204,6 +204,8 @@ def test_appended_lines_are_whole_or_not_there(tmp_path, monkeypatch):
     with path.open("ab") as file:
         file.write(b"cut o")
     assert read_whole_lines(path) == ["one"]
+    with path.open("ab") as file:
+        file.write(b"cut o")  # by an append that failed and could not cut it off
     append_durably(path, b"two\n")
     assert read_whole_lines(path) == ["one", "two"]
 

@@ -44,10 +44,15 @@ class ReleaseRecord(Generic[Entry]):
     def __init__(self, file: Path, kind: type[Entry]) -> None:
         self._file = file
         self._end = file.with_suffix(".end")
+        self._kind = TypeAdapter(kind)
+        self._load()
+
+    def _load(self) -> None:
         self._digest, self._is_checked = "", False  # of the last line; whether it has one
         self._digests: list[str] = []
-        self._entries = list(self._read(TypeAdapter(kind)))
+        self._entries = list(self._read())
         self._check_end()
+        self._is_current = True  # false after an append that failed: its line may be in the file
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -58,23 +63,29 @@ class ReleaseRecord(Generic[Entry]):
         """Adds an entry and waits until it is on the disk.
 
         Raises:
+            ValueError: it could not be read again, and with it no other entry: nothing is written.
             OSError: it cannot be written; then nothing may be released, though it may count.
+            ConfigError: as for the class, where the file must be read after such an error.
         """
         values = asdict(entry)
+        self._entry(json.dumps(values))
+        if not self._is_current:
+            self._load()
         digest = _chained(self._digest, values)
         line = json.dumps({**values, DIGEST: digest}) + "\n"
         make_private_folder(self._file.parent)
+        self._is_current = False
         append_durably(self._file, line.encode())
         self._entries.append(entry)
-        self._digest, self._is_checked = digest, True
+        self._digest, self._is_checked, self._is_current = digest, True, True
         end = {"lines": len(self._entries), DIGEST: digest}
         write_atomically(self._end, f"{json.dumps(end)}\n".encode(), mode=0o600)
 
-    def _read(self, kind: TypeAdapter[Entry]) -> Iterator[Entry]:
+    def _read(self) -> Iterator[Entry]:
         number = 0
         try:
             for number, line in enumerate(read_whole_lines(self._file), 1):  # noqa: B007
-                entry = kind.validate_json(json.dumps(self._checked(line)), strict=True)
+                entry = self._entry(json.dumps(self._checked(line)))
                 self._digests.append(self._digest)
                 yield entry
         except OSError as error:
@@ -84,6 +95,9 @@ class ReleaseRecord(Generic[Entry]):
             raise ConfigError(_damaged(self._file, number)) from None
         except (ValueError, RecursionError):
             raise ConfigError(_damaged(self._file, number)) from None
+
+    def _entry(self, text: str) -> Entry:
+        return self._kind.validate_json(text, strict=True)
 
     def _check_end(self) -> None:
         """Compares what the second file says. A crash may leave it one line behind."""

@@ -24,6 +24,7 @@ VALUE = "folder"  # the name of the record in the checkpoint
 METRICS = "metrics.jsonl"  # a line for each round
 GROWING = (METRICS, "checkpoint/releases.jsonl")
 FIXED = ("checkpoint/run.id", "checkpoint/noise.key")
+FROZEN = "checkpoint/frozen"  # files named by their digest, with which they are compared when read
 REMOVED_AT_THE_END = "checkpoint/noise.key"
 ENDED = "summary.json"
 FREE = (*RESUME_MAY_CHANGE, "run_dir", "resume", "resume_round")
@@ -56,7 +57,12 @@ class FolderRecord:
         files = {name: grown.entry() for name, grown in self._grown.items() if grown.path.is_file()}
         fixed = {name: _Growing(self._folder / name) for name in FIXED}
         files |= {name: read.entry() for name, read in fixed.items() if read.path.is_file()}
-        held = {"config": self._config, "files": files, "code": self._code}
+        held = {
+            "config": self._config,
+            "files": files,
+            "frozen": _frozen(self._folder),
+            "code": self._code,
+        }
         return json.dumps(held, default=str)
 
 
@@ -112,6 +118,12 @@ def check_folder(folder: Path, checkpoint: str = CHECKPOINT) -> None:
                 f"{folder / name} {wrong} since the checkpoint; put back what it held, "
                 "or start a new run"
             )
+    weights = _frozen(folder)
+    if (had := saved.get("frozen", weights)) != weights:  # earlier versions noted none
+        raise ConfigError(
+            f"{folder / FROZEN} holds other weights than at the checkpoint; put back what it held "
+            f"({', '.join(had) or 'nothing'}), or start a new run"
+        )
     noise = lookup(saved["config"], "privacy", "noise_multiplier")
     if noise and (metrics := saved["files"].get(METRICS)):
         _check_not_older(path, folder / METRICS, metrics["lines"])
@@ -137,6 +149,11 @@ class _Growing:
         self._bytes, self._lines = self._bytes + len(data), self._lines + data.count(b"\n")
         self._digest.update(data)
         return {"bytes": self._bytes, "lines": self._lines, "sha256": self._digest.hexdigest()}
+
+
+def _frozen(folder: Path) -> list[str]:
+    """The names of the run's frozen weights, of which there are mostly one or none."""
+    return sorted(file.name for file in (folder / FROZEN).glob("*.float32"))
 
 
 def _difference(path: Path, entry: Mapping[str, Any], *, grows: bool) -> str:

@@ -1,5 +1,6 @@
 """The file behind both ledgers: it only grows, and nothing is released before its line is there."""
 
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from orchestra_flwr.config import ConfigError
 from orchestra_flwr.privacy.client_ledger import RunRelease
 from orchestra_flwr.privacy.release_record import ReleaseRecord
 from orchestra_flwr.privacy.server_ledger import AskedClients
+from orchestra_flwr.privacy.sum_ledger import NoisyUpdate
 
 ASKED = '{"round": 0, "clients": ["a", "b"]}'
 RELEASED = json.dumps(
@@ -99,6 +101,52 @@ def test_an_entry_that_cannot_be_written_does_not_count(file, monkeypatch, faili
             record.append(Number(2))
     for reader in (record, ReleaseRecord(file, Number)):
         assert reader.entries == (Number(1),)
+
+
+class Broken(io.FileIO):
+    """A file on a disk that takes what is written, or half of it, and then fails."""
+
+    written = None  # bytes of a write that reach the disk; None: all
+
+    def write(self, data):
+        super().write(data[: self.written])
+        raise OSError(5, "Input/output error")
+
+    def truncate(self, size=None):
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(("written", "counts"), [(None, 1), (20, 0), (0, 0)])
+def test_a_line_that_a_broken_disk_took_breaks_no_later_one(file, monkeypatch, written, counts):
+    """It may count, but must not end the record."""
+    record = ReleaseRecord(file, Number)
+    record.append(Number(1))
+    monkeypatch.setattr(Broken, "written", written)
+
+    def broken(path, mode, **options):
+        return Broken(path, mode, opener=options["opener"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestra_flwr.files.open", broken, raising=False)
+        with pytest.raises(OSError, match="Input/output error"):
+            record.append(Number(2))
+    record.append(Number(3))
+    expected = (Number(1), *[Number(2)] * counts, Number(3))
+    assert record.entries == ReleaseRecord(file, Number).entries == expected
+
+
+NOISE = RunRelease(**json.loads(RELEASED)).noise
+
+
+@pytest.mark.parametrize("entry", [
+    NoisyUpdate("a run", -1, 4.0), NoisyUpdate("\ud800", 1, 4.0), NoisyUpdate("a run", 1, "4"),
+    RunRelease("a run", -1, NOISE), AskedClients(-1, ("a",)), AskedClients(1, ("\ud800",)),
+])  # fmt: skip
+def test_nothing_is_written_that_cannot_be_read(file, entry):
+    record = ReleaseRecord(file, type(entry))
+    with pytest.raises(ValueError, match="validation error"):
+        record.append(entry)
+    assert record.entries == () and not file.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(file):

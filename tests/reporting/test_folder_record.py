@@ -139,6 +139,32 @@ def test_a_run_that_has_lost_its_identity_is_refused(folder, name):
     assert f"{file} was removed" in refusal(folder)
 
 
+def test_other_frozen_weights_are_refused(folder):
+    """Files are named by their digest: one that fits its name may still be another run's."""
+    folder.frozen.mkdir()
+    mine, other = (folder.frozen / f"{digit * 64}.float32" for digit in "ab")
+    mine.touch()
+    checkpoint(folder, FolderRecord(folder.path).to_json())
+    RunFolder.resume(folder.path)
+    expected = (
+        f"{folder.frozen} holds other weights than at the checkpoint; put back what it held "
+        f"({mine.name}), or start a new run"
+    )
+    other.touch()
+    assert refusal(folder) == expected
+    mine.unlink()
+    assert refusal(folder) == expected
+
+
+def test_a_folder_of_an_earlier_version_has_no_record_of_frozen_weights(folder):
+    record = json.loads(FolderRecord(folder.path).to_json())
+    del record["frozen"]
+    checkpoint(folder, json.dumps(record))
+    folder.frozen.mkdir()
+    (folder.frozen / f"{'a' * 64}.float32").touch()
+    RunFolder.resume(folder.path)
+
+
 def test_a_run_that_has_ended_has_no_key_any_more(folder):
     folder.write_summary({"rounds": 3})
     (folder.checkpoint / "noise.key").unlink()

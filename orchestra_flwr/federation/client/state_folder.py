@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from orchestra_flwr.config import KEPT_ROUNDS
-from orchestra_flwr.files import make_private_folder
+from orchestra_flwr.files import PLAIN_NAME, make_private_folder
 from orchestra_flwr.merging import ClientState
 from orchestra_flwr.tensor_files import load_tensors, save_tensors
 
@@ -31,7 +31,7 @@ class ClientStateFolder:
     """
 
     def __init__(self, folder: Path, run: str) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run):
+        if not PLAIN_NAME.fullmatch(run):
             raise ValueError(f"run={run!r}: must be a name of letters, digits, - and _")
         self._others = folder
         self._folder = folder / run

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from orchestra_flwr.privacy.secure_sums import primitives
-from orchestra_flwr.privacy.secure_sums.cohort import MAX_CLIENTS, MIN_COHORT, quorum
+from orchestra_flwr.privacy.secure_sums.cohort import MAX_CLIENTS, MIN_COHORT, degree, quorum
 from orchestra_flwr.privacy.secure_sums.primitives import Vector
 from orchestra_flwr.privacy.secure_sums.sum_client import Verify
 from orchestra_flwr.privacy.secure_sums.transcript import (
@@ -95,10 +95,16 @@ class SumServer:
         return [member.fields() for member in self._sorted_roster]
 
     def take_shares(self, name: str, reply: Mapping[str, Any]) -> None:
-        """Takes what :meth:`SumClient.share` returned in the second stage."""
+        """Takes what :meth:`SumClient.share` returned in the second stage.
+
+        A client that drew fewer neighbours drops out here: they could not open its mask, and it
+        could end the round by being silent in the last stage.
+        """
         boxes = {str(holder): bytes.fromhex(box) for holder, box in dict(reply["boxes"]).items()}
         if not boxes.keys() < self._roster.keys() or name in boxes:
             raise ValueError("shares for clients that are not in the sum")
+        if len(boxes) != (drawn := degree(len(self._roster))):
+            raise ValueError(f"shares for {len(boxes)} clients, and not for {drawn}")
         self._boxes[name], self._commitments[name] = boxes, str(reply["commitment"])
 
     @property

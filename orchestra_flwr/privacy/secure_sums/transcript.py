@@ -5,17 +5,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestra_flwr.files import PLAIN_NAME
+
 LABEL = "orchestra_flwr secure sum 5"  # raised whenever the meaning of a stage changes
-MAX_NAME = 64  # characters of a run or an attempt: clients write the first to their disks
 Layout = tuple[tuple[int, int], ...]  # of a vector: bits of its integers, and how many of them
 
 
 @dataclass(frozen=True)
 class Occasion:
-    """Which sum this is.
+    """Which sum this is, as a server says: clients write it to their disks.
 
     Raises:
-        ValueError: a name is longer than any that this package makes.
+        ValueError: a name or a number that no run of this package has.
     """
 
     run: str  # the run's identifier
@@ -27,8 +28,11 @@ class Occasion:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        if max(len(self.run), len(self.attempt)) > MAX_NAME:
-            raise ValueError(f"a run or an attempt of more than {MAX_NAME} characters")
+        for name in (self.run, self.attempt):
+            if not PLAIN_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a run or an attempt")
+        if self.round < 0:
+            raise ValueError(f"a sum of round {self.round}")
 
     def statement(self, stage: str, *parts: object) -> bytes:
         """What is signed in a stage, or binds a key to it."""

@@ -342,6 +342,18 @@ def test_its_own_bound_holds_whatever_the_server_says(
     assert sums_epsilon([4.0], 1e-3) < 5 < sums_epsilon([1.0], 1e-3)
 
 
+@pytest.mark.parametrize(("run", "round_"), [("\ud800", 1), ("run", -1), ("../run", 1)])
+def test_a_server_cannot_make_a_record_with_which_no_client_starts(
+    worker, configured, ask, task, signed, said, tmp_path, run, round_
+):
+    one = Talk(worker(DEMAND), configured(*NOISE), ask, task, signed)
+    one.round = round_
+    about = {"run": run, "attempt": "a", "layout": one.layout, "noise": 4.0}
+    assert one.ask("keys", about) == "privacy_refused" and lines_of(tmp_path) == []
+    assert "stage keys: a malformed message" in said[-1]
+    worker(DEMAND)
+
+
 def test_what_is_spent_ends_its_part_and_the_last_sum_is_opened(
     worker, configured, ask, task, signed, said
 ):

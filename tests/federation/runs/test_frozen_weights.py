@@ -8,6 +8,7 @@ import torch
 from flwr.clientapp import ClientApp
 
 from orchestra_flwr import load_encoder
+from orchestra_flwr.config import ConfigError
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.federation.errors import FederationError
@@ -284,13 +285,29 @@ def test_a_killed_run_resumed_ends_in_the_same_bits(tiny, tmp_path, federate, wa
     assert again.summary["bytes_down"] == whole.summary["bytes_down"]
 
 
-def test_a_run_that_has_lost_it_does_not_go_on(tiny, tmp_path, federate, encoder):
+def test_a_run_whose_weights_are_damaged_does_not_go_on(tiny, tmp_path, federate, encoder):
     config = tiny("method=simclr", f"init={encoder}", *QUICK, f"run_dir={tmp_path / 'run'}")
     run = federate(config, evaluate=False)
-    for file in run.folder.frozen.iterdir():
-        file.unlink()
+    (file,) = run.folder.frozen.iterdir()
+    file.write_bytes(bytes(file.stat().st_size))
+    frozen_weights._checked.cache_clear()  # of another process
     with pytest.raises(FederationError, match="has no frozen weights"):
         federate(config, evaluate=False, folder=RunFolder.resume(run.folder.path))
+
+
+def test_a_run_that_has_lost_it_or_has_another_one_does_not_go_on(
+    tiny, tmp_path, federate, encoder
+):
+    """Another one may fit its name, as what is trained does not fit it."""
+    config = tiny("method=simclr", f"init={encoder}", *QUICK, f"run_dir={tmp_path / 'run'}")
+    run = federate(config, evaluate=False)
+    (file,) = run.folder.frozen.iterdir()
+    values = np.fromfile(file, np.float32)
+    file.unlink()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"put back what it held .{file.name}., or start a n"):
+            RunFolder.resume(run.folder.path)
+        FrozenStore(run.folder.frozen).save(-values)
 
 
 def test_clients_of_another_adaptation_are_refused(tiny):

@@ -122,6 +122,12 @@ class Sum:
         return [np.sum(arrays, axis=0, dtype=arrays[0].dtype) for arrays in parts]
 
 
+def draw(monkeypatch, degree):
+    """Changes how many neighbours each of so many clients draws, as all of them know."""
+    for module in ("sum_client", "sum_server"):
+        monkeypatch.setattr(f"orchestra_flwr.privacy.secure_sums.{module}.degree", degree)
+
+
 @pytest.fixture
 def tools():
-    return SimpleNamespace(Sum=Sum, vector=vector, LAYOUT=LAYOUT)
+    return SimpleNamespace(Sum=Sum, vector=vector, LAYOUT=LAYOUT, draw=draw)

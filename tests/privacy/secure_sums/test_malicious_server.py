@@ -179,7 +179,7 @@ def test_stages_come_in_their_order_and_once(tools):
 
 def test_a_graph_that_isolates_it_is_refused(tools, monkeypatch):
     """Only those are left that it did not draw, or too few to open what it is masked with."""
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    tools.draw(monkeypatch, lambda count: 4)
     one = tools.Sum(12).until("input")
     client = one.clients["c000"]
     others = [name for name in one.names if name not in client._drawn[1:]]
@@ -233,7 +233,7 @@ def test_liars_below_a_third_leave_nobody_out(tools):
 
 def test_shares_that_are_withheld_or_nobodys_are_refused(tools, monkeypatch):
     """Without them it would leave out masks, and a group could be told apart."""
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    tools.draw(monkeypatch, lambda count: 4)
     one = tools.Sum(9).until("boxes")
     for number, (change, match) in enumerate([
         (lambda asked: asked["boxes"].popitem(), "those of others withheld"),
@@ -328,11 +328,17 @@ def test_the_same_round_with_another_cohort_is_never_confirmed(tools, tmp_path):
             Confirmations(file)
 
 
-@pytest.mark.parametrize("long", [{"run": "r" * 65}, {"attempt": "a" * 65}])
-def test_no_name_of_a_run_fills_a_clients_disk(long):
-    Occasion(**{"run": "r" * 64, "round": 1, "attempt": "a", "layout": ()})
-    with pytest.raises(ValueError, match="more than 64 characters"):
-        Occasion(**{"run": "r", "round": 1, "attempt": "a", "layout": (), **long})
+@pytest.mark.parametrize(("wrong", "what"), [
+    ({"run": "r" * 65}, "is no name of a run"), ({"attempt": "a" * 65}, "is no name of a run"),
+    ({"run": "\ud800"}, "is no name of a run"), ({"run": "r\n"}, "is no name of a run"),
+    ({"attempt": ""}, "is no name of a run"), ({"round": -1}, "a sum of round -1"),
+])  # fmt: skip
+def test_nothing_that_no_run_has_is_written_to_a_clients_disk(wrong, what):
+    """It would fill the disk, or could not be read when the client starts again."""
+    right = {"run": "r" * 64, "round": 0, "attempt": "a", "layout": ()}
+    Occasion(**right)
+    with pytest.raises(ValueError, match=what):
+        Occasion(**{**right, **wrong})
 
 
 def test_all_secrets_are_new_in_each_sum(tools):

@@ -27,12 +27,10 @@ QUICK = settings(
 
 
 @pytest.fixture(params=[True, False], ids=["complete", "drawn"])
-def any_graph(request, monkeypatch):
+def any_graph(request, monkeypatch, tools):
     """All are neighbours, or each draws half of the others, as in large cohorts."""
     if not request.param:
-        monkeypatch.setattr(
-            "orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda n: n // 2
-        )
+        tools.draw(monkeypatch, lambda count: count // 2)
 
 
 @QUICK
@@ -379,6 +377,17 @@ def test_a_vector_of_another_length_or_type_is_not_added(tools, damage):
     with pytest.raises(ValueError, match="a vector of another length or type"):
         one.server.take_vector("c000", damage(tools.vector(0)), "00")
     assert all(map(np.array_equal, one.total_from("input"), one.expected(one.names)))
+
+
+@pytest.mark.parametrize("left", [0, 4])
+def test_who_draws_too_few_neighbours_drops_out(tools, left):
+    """Nobody else could open its mask: it would end the round by its silence in the last stage."""
+    one = tools.Sum(6, {"shares": ["c000"], "unmask": ["c000"]}, registered=False).until("shares")
+    reply = one.clients["c000"].share(one.server.roster())
+    fewer = {**reply, "boxes": dict([*reply["boxes"].items()][:left])}
+    with pytest.raises(ValueError, match=f"shares for {left} clients, and not for 5"):
+        one.server.take_shares("c000", fewer)
+    assert all(map(np.array_equal, one.total_from("shares"), one.expected(one.names[1:])))
 
 
 def test_who_confirms_without_its_key_drops_out_and_the_others_go_on(tools):

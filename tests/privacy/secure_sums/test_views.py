@@ -11,7 +11,7 @@ from tests.privacy.secure_sums.test_malicious_server import NAMES, is_over, refu
 
 def test_two_graphs_are_never_both_confirmed(tools, monkeypatch):
     """Both the share and that somebody drew it are kept from a client: it cannot know."""
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 4)
+    tools.draw(monkeypatch, lambda count: 4)
     one = tools.Sum(6).until("boxes")
     asked = {name: json.loads(json.dumps(one.server.boxes_for(name))) for name in NAMES}
     sender = next(iter(asked["c000"]["boxes"]))
@@ -63,7 +63,7 @@ def test_nobody_is_on_a_list_whose_neighbours_are_kept_from_it(tools, monkeypatc
     not draw them. Their sum would be opened for a list with it, and once more, in another attempt,
     with its vector: the same list of the same round, and the difference is its vector.
     """
-    monkeypatch.setattr("orchestra_flwr.privacy.secure_sums.sum_client.degree", lambda count: 2)
+    tools.draw(monkeypatch, lambda count: 2)
     one = tools.Sum(9).until("boxes")
     drawn = {name: {*one.clients[name]._drawn} for name in one.names}
     (victim, *others) = sorted(one.names, key=lambda each: sum(each in d for d in drawn.values()))
