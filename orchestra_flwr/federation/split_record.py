@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import UNLABELLED, Partition, class_counts, earth_movers_distance
+from orchestra_flwr.data import Partition, class_counts, earth_movers_distance
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.reporting import RunFolder
@@ -49,12 +49,9 @@ def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
     parts, train = list(population.parts.values()), population.dataset.train
     if train.labels is None:
         return np.array([[len(part)] for part in parts]), ["images"]
-    names, labels = list(train.classes), train.labels
-    unlabelled = labels == UNLABELLED
-    if unlabelled.any():
-        labels = labels.masked_fill(unlabelled, len(names))
-        names.append("no label")
-    return class_counts(parts, labels, len(names)), names
+    counts = class_counts(parts, train.labels, len(train.classes))
+    names = [*train.classes, "no label"]  # the last one is only counted if there are such images
+    return counts, names[: counts.shape[1]]
 
 
 @contextmanager

@@ -183,8 +183,14 @@ def partition_by_name(
 
 
 def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indices:
-    """How many images of each class each client holds: int64, (clients, classes)."""
+    """How many images of each class each client holds: int64, (clients, classes).
+
+    If images are UNLABELLED, a last column counts them: (clients, classes + 1).
+    """
     all_labels = labels.cpu().numpy()
+    unlabelled = all_labels == UNLABELLED
+    if unlabelled.any():
+        all_labels, classes = np.where(unlabelled, classes, all_labels), classes + 1
     return np.stack([np.bincount(all_labels[part], minlength=classes) for part in parts])
 
 
