@@ -68,9 +68,9 @@ def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
 def recorded_split(config: Config, population: Population, folder: RunFolder) -> Iterator[None]:
     """Writes `partition.json` and, in a thread beside the block, `partition.png`.
 
-    The file holds the number of images by client and class, :attr:`Population.split`, `emd` (:func:`earth_movers_distance` of
-    the class shares; images without a label count as a class) and, where the partition spreads
-    other groups than classes, their `group_emd`.
+    The file holds the number of images by client and class, :attr:`Population.split`, `emd`
+    (:func:`earth_movers_distance` of the class shares; images without a label count as a class)
+    and, where the partition spreads other groups than classes, their `group_emd`.
 
     Raises:
         OSError: names the file that could not be written.

@@ -12,8 +12,8 @@ from orchestra_flwr.console.printable import printable
 FIGURES = "figures"  # folder beside the report
 NOT_PRIVATE = "**NOT PRIVATE**"
 # Characters with a meaning in Markdown: underscores only beside something else than a letter or
-# digit, and characters that begin a list, a rule, a heading or a quotation only at the start; # also
-# ends a heading.
+# digit, and characters that begin a list, a rule, a heading or a quotation only at the start. A
+# heading may also end with #.
 SYNTAX = re.compile(r"[\\`*\[\]<&|~]|(?<![^\W_])_|_(?![^\W_])|^[#>]|#$|^[-+](?=[- ]|$)")
 NUMBER = re.compile(r"^(\d{1,9})([.)])(?= |$)")  # of a list
 

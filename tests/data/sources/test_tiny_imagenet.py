@@ -60,7 +60,9 @@ def test_a_mended_list_is_read_again(root):
     """The cache knows the test images' files, which stay as they are."""
     _check(_load(root))
     file = root / "val" / "val_annotations.txt"
-    file.write_text(file.read_text().replace(f"val_4.png\t{CLASSES[1]}", f"val_4.png\t{CLASSES[2]}"))
+    file.write_text(
+        file.read_text().replace(f"val_4.png\t{CLASSES[1]}", f"val_4.png\t{CLASSES[2]}")
+    )
     assert _load(root).test.labels.tolist() == [0, 1, 2, 0, 2]
     assert len(list((root.parent / "cache").glob("*.safetensors"))) == 2
     _load(root)
