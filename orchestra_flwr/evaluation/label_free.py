@@ -11,12 +11,12 @@ from torch.nn.functional import cosine_similarity, normalize
 from orchestra_flwr.config import AugmentationConfig, Normalisation
 from orchestra_flwr.data import SIMCLR, augment
 from orchestra_flwr.evaluation.features import effective_rank
+from orchestra_flwr.evaluation.knn import SIMILARITIES_AT_ONCE
 from orchestra_flwr.models import Backbone, device_of, evaluation_mode, image_batches, normalise
 from orchestra_flwr.square_image import resize
 
 TEMPERATURE = 0.2  # tau of the uniformity, as in figure 4 of the Orchestra paper
 UNIFORMITY_WEIGHT = 0.2  # of the uniformity in the score, as in figure 4
-ROWS = 4096  # images whose similarities are held at a time
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def uniformity(features: Tensor, temperature: float = TEMPERATURE) -> float:
     y runs over all images, x among them, as in the equation.
     """
     unit = normalize(features.float(), dim=1)
-    logs = [(rows @ unit.T / temperature).logsumexp(1) for rows in torch.split(unit, ROWS)]
+    rows = max(1, SIMILARITIES_AT_ONCE // len(unit))
+    logs = [(x @ unit.T).div_(temperature).logsumexp(1) for x in torch.split(unit, rows)]
     mean = torch.cat(logs).mean(dtype=torch.float64)
     return float(torch.tensor(len(unit), dtype=torch.float64).log() - mean.cpu())
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestra_flwr.config import Config, ConfigError
-from orchestra_flwr.data import UNLABELLED, Partition, class_counts, earth_movers_distance
+from orchestra_flwr.data import Partition, class_counts, earth_movers_distance
 from orchestra_flwr.federation.population import Population
 from orchestra_flwr.files import read_json, write_atomically
 from orchestra_flwr.reporting import RunFolder
+
+logger = getLogger("orchestra_flwr.federation")
 
 FILE = "partition.json"
 
@@ -22,7 +25,7 @@ FILE = "partition.json"
 def check_split(config: Config, population: Population) -> None:
     """Refuses to resume a run with other images, judged by the numbers in its folder.
 
-    Pixels are not compared: decoders of two machines may differ in the last bit.
+    As many others, or the same ones with other names, get a warning (:attr:`Population.split`).
 
     Raises:
         ConfigError: clients hold other numbers of images than when the run began.
@@ -31,7 +34,8 @@ def check_split(config: Config, population: Population) -> None:
         return
     now = _counts(population)[0]
     try:
-        before = read_json(Path(config.resume) / FILE)["clients"].values()
+        record = read_json(Path(config.resume) / FILE)
+        before = record["clients"].values()
         same = sorted(before) == sorted(now.tolist())  # names may be those of another version
         total = sum(map(sum, before))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -42,6 +46,12 @@ def check_split(config: Config, population: Population) -> None:
             f"then, {now.sum():,} now), or clients hold others; data.root may only name another "
             "place of the same ones"
         )
+    if record.get("split", population.split) != population.split:  # earlier versions wrote none
+        logger.warning(
+            "resume=%s: files, labels or clients have other names or another order than when the "
+            "run began, or are other ones; it goes on with those that are there now",
+            config.resume,
+        )
 
 
 def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
@@ -49,21 +59,18 @@ def _counts(population: Population) -> tuple[NDArray[np.int64], list[str]]:
     parts, train = list(population.parts.values()), population.dataset.train
     if train.labels is None:
         return np.array([[len(part)] for part in parts]), ["images"]
-    names, labels = list(train.classes), train.labels
-    unlabelled = labels == UNLABELLED
-    if unlabelled.any():
-        labels = labels.masked_fill(unlabelled, len(names))
-        names.append("no label")
-    return class_counts(parts, labels, len(names)), names
+    counts = class_counts(parts, train.labels, len(train.classes))
+    names = [*train.classes, "no label"]  # the last one is only counted if there are such images
+    return counts, names[: counts.shape[1]]
 
 
 @contextmanager
 def recorded_split(config: Config, population: Population, folder: RunFolder) -> Iterator[None]:
     """Writes `partition.json` and, in a thread beside the block, `partition.png`.
 
-    The file holds the number of images by client and class, `emd` (:func:`earth_movers_distance` of
-    the class shares; images without a label count as a class) and, where the partition spreads
-    other groups than classes, their `group_emd`.
+    The file holds the number of images by client and class, :attr:`Population.split`, `emd`
+    (:func:`earth_movers_distance` of the class shares; images without a label count as a class)
+    and, where the partition spreads other groups than classes, their `group_emd`.
 
     Raises:
         OSError: names the file that could not be written.
@@ -81,7 +88,7 @@ def recorded_split(config: Config, population: Population, folder: RunFolder) ->
                 class_counts(list(population.parts.values()), groups, len(group_names))
             )
     by_client = dict(zip(population.parts, counts.tolist(), strict=True))
-    facts |= {"classes": names, "clients": by_client}
+    facts |= {"classes": names, "clients": by_client, "split": population.split}
     write_atomically(folder.path / FILE, (json.dumps(facts) + "\n").encode())
 
     def draw() -> None:

@@ -20,6 +20,7 @@ from orchestra_flwr.methods.families import Projecting
 from orchestra_flwr.methods.teacher import targets_of, teacher_of
 from orchestra_flwr.models import build_head
 from orchestra_flwr.models.backbones.timm import PUBLISHED
+from orchestra_flwr.seeding import drawn
 
 # The student's one view, mild enough to keep what the teacher saw.
 VIEW = Recipe(jitter=(0.2, 0.2, 0.2, 0.05), gray_p=0.05, blur_p=0)
@@ -114,6 +115,7 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         super().__init__(config, channels)
         self._config = config
         self._targets: Tensor | None = None  # (n, projector_dim), of the round's images
+        self._compared: Tensor | None = None  # (M, projector_dim), those that all compare with
         self._temperatures: Tensor | None = None  # (n, 1), of the teacher's similarities
 
     def build_projector(self, model: ModelConfig) -> nn.Module:
@@ -147,15 +149,17 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         targets = targets_of(self._config, received.client, received.images)
         self._targets = targets
         if self.settings.loss == "similarity":
-            self._temperatures = self._matched(targets)
+            # The first images would all be of a folder's first classes.
+            rows = drawn(len(targets), MAX_COMPARED, self._config.seed, "compared")
+            self._compared = targets[torch.from_numpy(rows).to(targets.device)]
+            self._temperatures = self._matched(targets, self._compared)
 
-    def _matched(self, targets: Tensor) -> Tensor:
+    def _matched(self, targets: Tensor, compared: Tensor) -> Tensor:
         """(n, 1) temperatures of the teacher's similarities, one for each image."""
         if (temperature := self.settings.teacher_temperature) is not None:
             return targets.new_full((len(targets), 1), temperature)
-        compared = targets[:MAX_COMPARED].T
         parts = [
-            matched_temperatures(rows @ compared, self.settings.perplexity)
+            matched_temperatures(rows @ compared.T, self.settings.perplexity)
             for rows in torch.split(targets, ROWS)
         ]
         return torch.cat(parts)
@@ -165,13 +169,13 @@ class Distill(ChecksClients, StartsRounds, Projecting):
         assert self._targets is not None
         features, predictions = self.embed(batch.views)
         targets = self._targets[batch.images]
-        if self._temperatures is None:
+        if self._compared is None or self._temperatures is None:
             loss = cosine_distillation_loss(predictions[0], targets)
         else:
             loss = similarity_distillation_loss(
                 predictions[0],
                 targets,
-                self._targets[:MAX_COMPARED],
+                self._compared,
                 temperature=self.settings.temperature,
                 teacher_temperature=self._temperatures[batch.images],
             )

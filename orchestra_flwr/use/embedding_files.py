@@ -101,14 +101,13 @@ def add_near_duplicates(folder: Path, groups: Sequence[Sequence[str]]) -> None:
     Raises:
         OSError: names the file, which is unchanged.
     """
-    description = folder / DESCRIPTION
-    write_json(description, {**read_json(description), "near_duplicates": groups})
+    write_json(folder / DESCRIPTION, {**_description(folder), "near_duplicates": groups})
 
 
 def read_embeddings(folder: Path, *, key: str, format: Format) -> Embeddings | None:
     """The existing embeddings; None if they are missing, damaged, or have another key or format."""
     try:
-        described = read_json(folder / DESCRIPTION)
+        described = _description(folder)
         path = folder / f"embeddings.{format}"
         broken = tuple((name, reason) for name, reason in described["broken"])
         unread = described.get("unread")
@@ -133,8 +132,14 @@ def embedded_before(folder: Path) -> str | None:
 def _described(folder: Path) -> dict[str, Any]:
     """The description; empty where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return read_json(folder / DESCRIPTION)
+        return _description(folder)
     return {}
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """The description at any size, as the embeddings: it names all broken files and duplicates."""
+    path = folder / DESCRIPTION
+    return read_json(path, path.stat().st_size)
 
 
 def _write_safetensors(path: Path, embeddings: Embeddings) -> None:

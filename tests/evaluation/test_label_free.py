@@ -45,11 +45,25 @@ def slow_uniformity(features, tau):
 @pytest.mark.parametrize("tau", [0.2, 1.0])
 @pytest.mark.parametrize("count", [1, 2, 17])
 def test_both_are_equation_5_term_by_term(count, tau, monkeypatch):
-    monkeypatch.setattr(label_free, "ROWS", 5)
+    monkeypatch.setattr(label_free, "SIMILARITIES_AT_ONCE", 5 * count)
     features, augmented = rows(count) * 3, rows(count, seed=1)
     expected = slow_alignment(features, augmented)
     assert alignment(features, augmented) == pytest.approx(expected, abs=1e-6)
     assert uniformity(features, tau) == pytest.approx(slow_uniformity(features, tau), abs=1e-5)
+
+
+def test_uniformity_of_many_images_takes_little_memory(monkeypatch):
+    monkeypatch.setattr(label_free, "SIMILARITIES_AT_ONCE", 3000)
+    blocks = []
+
+    def split(tensor, rows):
+        blocks.append(rows)
+        return tensor.split(rows)
+
+    monkeypatch.setattr(torch, "split", split)
+    for count in (10, 1000, 5000):
+        uniformity(rows(count))
+    assert blocks == [300, 3, 1]
 
 
 def test_extremes():

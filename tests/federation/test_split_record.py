@@ -1,6 +1,7 @@
 """The picture and the figures of a split in the run folder."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,23 @@ def test_without_labels_there_is_no_emd_of_classes(tiny, tmp_path):
     facts = record(config, Population(Dataset("x", photos(False)), parts), tmp_path)
     assert "emd" not in facts
     assert (facts["classes"], facts["clients"]) == (["images"], {"0": [5], "1": [3]})
+
+
+def test_a_run_that_goes_on_with_as_many_other_images_says_so(tiny, tmp_path, caplog):
+    config = tiny("partition=iid", "federation.clients=2")
+    parts, images = {"0": np.arange(5), "1": np.arange(5, 8)}, photos(False)
+    facts = record(config, Population(Dataset("x", images), parts), tmp_path)
+    resumed = config.model_copy(update={"resume": str(tmp_path)})
+    check_split(resumed, Population(Dataset("x", photos(False)), parts))
+    assert not caplog.records
+    others = Dataset("x", replace(images, files=("new.jpg", *images.files[1:])))
+    check_split(resumed, Population(others, parts))
+    (warning,) = caplog.messages
+    assert warning.startswith(f"resume={tmp_path}: files, labels or clients have other names")
+    del facts["split"]  # of an earlier version
+    (tmp_path / "partition.json").write_text(json.dumps(facts))
+    check_split(resumed, Population(others, parts))
+    assert caplog.messages == [warning]
 
 
 def test_a_run_is_resumed_with_its_own_images_alone(tiny, tmp_path):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from orchestra_flwr.config import ConfigError
-from orchestra_flwr.methods import Received, Role, build_method
+from orchestra_flwr.methods import Received, Role, build_method, distill
 from orchestra_flwr.methods.distill import (
     cosine_distillation_loss,
     matched_temperatures,
@@ -15,7 +15,7 @@ from orchestra_flwr.methods.distill import (
 )
 from orchestra_flwr.methods.teacher import targets_of
 from orchestra_flwr.models import load_encoder
-from orchestra_flwr.seeding import ClientSeed
+from orchestra_flwr.seeding import ClientSeed, drawn
 from orchestra_flwr.training import build_learner, train_round
 
 IMAGES = torch.randint(0, 256, (20, 1, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
@@ -98,6 +98,29 @@ def test_a_temperature_of_ones_own_is_that_of_all_images(tiny):
         batch = type("Batch", (), {"images": rows, "views": (IMAGES[rows],)})
         loss = similarity_distillation_loss(
             predictions, targets[rows], targets, temperature=0.1, teacher_temperature=used
+        )
+        assert float(method.loss(batch).losses["similarity"]) == pytest.approx(float(loss))
+
+
+def test_images_are_compared_with_some_of_all_classes(tiny, monkeypatch):
+    """Files are sorted by their folders: the first ones would all be of the first classes."""
+    monkeypatch.setattr(distill, "MAX_COMPARED", 6)
+    config = tiny("method=distill", "method.perplexity=2")
+    targets = targets_of(config, "0", IMAGES)
+    compared = targets[torch.from_numpy(drawn(20, 6, config.seed, "compared"))]
+    assert not torch.equal(compared, targets[:6])
+    rows, predictions = torch.tensor([4, 0, 17]), unit(3, targets.shape[1], 1)
+    method = build_method(config, 1)
+    for _ in range(2):  # the same ones in each round
+        method.start_round(Received("0", 0, 1, IMAGES))
+        method.embed = lambda views: (views, (predictions,))
+        batch = type("Batch", (), {"images": rows, "views": (IMAGES[rows],)})
+        loss = similarity_distillation_loss(
+            predictions,
+            targets[rows],
+            compared,
+            temperature=0.1,
+            teacher_temperature=matched_temperatures(targets @ compared.T, 2)[rows],
         )
         assert float(method.loss(batch).losses["similarity"]) == pytest.approx(float(loss))
 

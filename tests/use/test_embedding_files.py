@@ -1,13 +1,21 @@
 """Embeddings on disk: what other tools read is what was written, and damage is noticed."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
-from orchestra_flwr.use.embedding_files import Embeddings, read_embeddings, write_embeddings
+from orchestra_flwr.files import MAX_JSON_BYTES
+from orchestra_flwr.use.embedding_files import (
+    Embeddings,
+    add_near_duplicates,
+    embedded_before,
+    read_embeddings,
+    write_embeddings,
+)
 
 EMBEDDINGS = Embeddings(
     ("a/ü 1.jpg", "b/2.jpg", "c,3.png"),
@@ -35,6 +43,17 @@ def test_what_is_read_is_what_was_written(tmp_path, format):
     assert read_embeddings(tmp_path, key="another", format=format) is None
     other = "npz" if format != "npz" else "safetensors"
     assert read_embeddings(tmp_path, key="k", format=other) is None
+
+
+def test_any_number_of_broken_files_is_read_again(tmp_path):
+    broken = tuple((f"{number:0999}.jpg", "empty file") for number in range(17_000))
+    many = replace(EMBEDDINGS, broken=broken, unread=())
+    write_embeddings(tmp_path, many, format="npz", images="photos", encoder="encoder", key="k")
+    add_near_duplicates(tmp_path, [["a/ü 1.jpg", "b/2.jpg"]])
+    assert (tmp_path / "embeddings.json").stat().st_size > MAX_JSON_BYTES
+    embeddings = read_embeddings(tmp_path, key="k", format="npz")
+    assert embeddings is not None and embeddings.broken == broken
+    assert embedded_before(tmp_path) == "photos"
 
 
 def test_other_tools_read_them(tmp_path):

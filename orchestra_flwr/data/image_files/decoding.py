@@ -110,13 +110,16 @@ def _failure(error: Exception, content: bytes | None) -> _Failure:
 def _without_failures(
     images: NDArray[np.uint8], names: Sequence[str], failures: Sequence[_Failure | None]
 ) -> Decoded:
+    """The result, whose images are moved together at the start of `images`."""
     good = [position for position, failure in enumerate(failures) if failure is None]
     failed = [(printable(n), f) for n, f in zip(names, failures, strict=True) if f is not None]
     broken = tuple((name, failure.reason) for name, failure in failed)
     unread = tuple(name for name, failure in failed if failure.unread)
     if broken:
         logger.warning("skipped %s: %s", counted(len(broken), "image file"), first_ones(broken))
-    return Decoded(torch.from_numpy(images[good] if broken else images), good, broken, unread)
+        for row, position in enumerate(good):  # in place: a copy would double the memory
+            images[row] = images[position]
+    return Decoded(torch.from_numpy(images[: len(good)]), good, broken, unread)
 
 
 def any_readable(

@@ -117,12 +117,8 @@ def partition(
             f"partition={config.name}: needs labels, and these images have none, or several "
             "each; use partition=iid"
         )
-    missing = 0 if labels is None else int((labels == UNLABELLED).sum())
-    if chosen.needs_labels and missing:
-        raise ConfigError(
-            f"partition={config.name}: needs labels, and {missing} of the "
-            "images have none; put them into class folders, or use partition=iid"
-        )
+    if chosen.needs_labels:
+        check_all_labelled(f"partition={config.name}", labels)
     parts = chosen.split(labels, count, clients, seed)
     problem = _broken_contract(parts, count, clients)
     if problem:
@@ -131,6 +127,23 @@ def partition(
         ordered = chosen.cut_order(parts, labels, seed)
         return [np.sort(part[: _size(part, config.share)]) for part in ordered]
     return [_subsample(part, config.share, seed, client) for client, part in enumerate(parts)]
+
+
+def check_all_labelled(asked: str, labels: Tensor | None) -> None:
+    """Refuses images of which some have no label, for a split by labels.
+
+    Args:
+        asked: the key and the value that need labels.
+
+    Raises:
+        ConfigError: says how many have none.
+    """
+    missing = 0 if labels is None else int((labels == UNLABELLED).sum())
+    if missing:
+        raise ConfigError(
+            f"{asked}: needs labels, and {missing} of the images have none; put them into class "
+            "folders, or use partition=iid"
+        )
 
 
 def try_partition(config: PartitionConfig, images: ImageSet, clients: int, seed: int) -> None:
@@ -170,8 +183,14 @@ def partition_by_name(
 
 
 def class_counts(parts: Sequence[Indices], labels: Tensor, classes: int) -> Indices:
-    """How many images of each class each client holds: int64, (clients, classes)."""
+    """How many images of each class each client holds: int64, (clients, classes).
+
+    If images are UNLABELLED, a last column counts them: (clients, classes + 1).
+    """
     all_labels = labels.cpu().numpy()
+    unlabelled = all_labels == UNLABELLED
+    if unlabelled.any():
+        all_labels, classes = np.where(unlabelled, classes, all_labels), classes + 1
     return np.stack([np.bincount(all_labels[part], minlength=classes) for part in parts])
 
 

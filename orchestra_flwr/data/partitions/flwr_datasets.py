@@ -9,7 +9,7 @@ from torch import Tensor
 
 from orchestra_flwr.config import ConfigError, Section
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.data.partitions import Indices, Partition
+from orchestra_flwr.data.partitions import Indices, Partition, check_all_labelled
 from orchestra_flwr.extras import require
 from orchestra_flwr.plugins import must_be_one_of
 
@@ -41,7 +41,7 @@ class FlwrDatasets(Partition):
 
         Raises:
             ConfigError: flwr-datasets is not installed, there is no such partitioner, it needs
-                labels and there are none, or it refuses its options or these images.
+                labels and images have none, or it refuses its options or these images.
         """
         require("partition=flwr_datasets", "huggingface", "flwr_datasets")
         from datasets import Dataset
@@ -51,6 +51,8 @@ class FlwrDatasets(Partition):
         if labels is not None:
             columns[LABEL] = labels.cpu().numpy()
         arguments = self._arguments(kind, clients, seed, labels is not None)
+        if "partition_by" in arguments:
+            check_all_labelled(f"partition.partitioner={kind.__name__}", labels)
         try:
             partitioner = kind(**arguments)
             partitioner.dataset = Dataset.from_dict(columns)

@@ -82,6 +82,8 @@ class ImageTable(Source):
                 classes.names,
             )
             given = ["image_table", options.label, options.group]
+            if options.group is None:  # caches of earlier versions lack the paths of their images
+                given.append("paths")
             return load_rows(contents, self.data, options, given, self.listed)
 
     @staticmethod
@@ -93,6 +95,7 @@ class ImageTable(Source):
             targets=classes.targets(labels) if labels else None,
             groups=lines.groups,
             identity=lambda names: [archive.identity(lines.files), lines.labels, lines.groups],
+            are_paths=True,
         )
 
 

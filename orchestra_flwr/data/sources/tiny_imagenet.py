@@ -1,6 +1,9 @@
 """TinyImageNet, in the layout of its archive."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files import FileOptions
@@ -57,7 +60,12 @@ def _contents(root: Path, archive: Archive) -> Contents:
     test = [(file, listed[name]) for name, file in validation.items()]
     shown = tuple(map(printable, classes))
     train_rows, test_rows = (Rows.of_files(archive, files, classes) for files in (train, test))
-    return Contents(train_rows, test_rows, shown)
+    class_of = {file.name: class_ for file, class_ in test}
+
+    def identity(names: Sequence[str]) -> list[Any]:  # their paths do not say their classes
+        return [test_rows.identity(names), [class_of[name] for name in names]]
+
+    return Contents(train_rows, replace(test_rows, identity=identity), shown)
 
 
 def _listed(root: Path, archive: Archive, name: str) -> dict[str, str]:

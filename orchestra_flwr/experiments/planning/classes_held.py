@@ -22,7 +22,8 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
 
     Returns:
         `any`: classes of which a client has an image; `one_percent`: classes that make up at
-        least 1 % of its images; `emd`: :func:`earth_movers_distance` of the class shares.
+        least 1 % of its images; `emd`: :func:`earth_movers_distance` of the class shares, where
+        images without a label count as a class.
 
     Raises:
         ConfigError: the images cannot be loaded, have no labels, or cannot be split like this.
@@ -41,9 +42,9 @@ def classes_held_by_clients(config: Config) -> dict[str, float]:
         by_name = partition_by_name(config.partition, train, clients, config.seed)
         parts = list(by_name.values())
     counts = class_counts(parts, labels, classes)
-    share = counts / counts.sum(axis=1, keepdims=True)
+    share = (counts / counts.sum(axis=1, keepdims=True))[:, :classes]  # no label is no class
     return {
-        "any": float((counts > 0).sum(axis=1).mean()),
+        "any": float((share > 0).sum(axis=1).mean()),
         "one_percent": float((share >= MIN_SHARE).sum(axis=1).mean()),
         "emd": earth_movers_distance(counts),
     }

@@ -11,9 +11,11 @@ from orchestra_flwr.console.printable import printable
 
 FIGURES = "figures"  # folder beside the report
 NOT_PRIVATE = "**NOT PRIVATE**"
-# Characters with a meaning in Markdown: underscores only at the ends of words, and characters that
-# begin a list, a heading or a quotation only at the start.
-SYNTAX = re.compile(r"[\\`*\[\]<&|~]|(?<!\w)_|_(?!\w)|^[#>]|^[-+](?= )|(?<=^\d)[.)](?= )")
+# Characters with a meaning in Markdown: underscores only beside something else than a letter or
+# digit, and characters that begin a list, a rule, a heading or a quotation only at the start. A
+# heading may also end with #.
+SYNTAX = re.compile(r"[\\`*\[\]<&|~]|(?<![^\W_])_|_(?![^\W_])|^[#>]|#$|^[-+](?=[- ]|$)")
+NUMBER = re.compile(r"^(\d{1,9})([.)])(?= |$)")  # of a list
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Table:
 
 def escape(text: str) -> str:
     """Markdown that shows a text as it is, on one line."""
-    return SYNTAX.sub(r"\\\g<0>", printable(text))
+    return NUMBER.sub(r"\1\\\2", SYNTAX.sub(r"\\\g<0>", printable(text)))
 
 
 def heading(level: int, text: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError
+from orchestra_flwr.data.image_files import decoding
 from orchestra_flwr.data.image_files.decoding import any_readable, decode_files
 
 
@@ -58,6 +59,25 @@ def test_broken_files_are_named_counted_and_skipped(
     (warning,) = caplog.messages
     assert warning.startswith("skipped 6 image files: empty.jpg: ")
     assert warning.endswith("; and 1 more")
+
+
+def test_broken_files_take_no_second_copy_of_the_images(monkeypatch):
+    made = []
+    empty = np.empty
+
+    def recorded(*args, **kwargs):
+        made.append(empty(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(decoding.np, "empty", recorded)
+    colours = [(60 * position, 7, 9) for position in range(4)]
+    files = {str(c): _file(Image.new("RGB", (8, 8), c)) for c in colours}
+    files = {"broken first": b"", **files, "broken last": b""}
+    decoded = decode_files(list(files), files.__getitem__, 8)
+    assert decoded.good == [1, 2, 3, 4]
+    assert decoded.images[:, :, 5, 3].tolist() == [list(colour) for colour in colours]
+    (images,) = [array for array in made if array.shape == (6, 3, 8, 8)]
+    assert np.shares_memory(decoded.images.numpy(), images)
 
 
 def test_more_than_memory_can_hold_is_refused_before_a_file_is_read():

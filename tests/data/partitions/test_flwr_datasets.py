@@ -6,7 +6,7 @@ import torch
 
 from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.config.choices import PartitionConfig
-from orchestra_flwr.data import partition
+from orchestra_flwr.data import UNLABELLED, partition
 
 partitioners = pytest.importorskip(
     "flwr_datasets.partitioner", reason="needs the extra huggingface"
@@ -55,6 +55,19 @@ def test_every_fitting_one_divides_the_images(name):
     parts = partition(config(name, **FITTING[name]), LABELS, 200, 5, 0)
     images = np.concatenate(parts)
     assert len(parts) == 5 and len(np.unique(images)) == len(images) >= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("NaturalIdPartitioner", {}), ("PathologicalPartitioner", {"num_classes_per_partition": 2})],
+)
+def test_images_without_a_label_are_no_class(name, options):
+    labels = LABELS.clone()
+    labels[:7] = UNLABELLED
+    with pytest.raises(ConfigError, match=rf"^partition.partitioner={name}: needs labels, and 7 "):
+        partition(config(name, **options), labels, 200, 11, 0)
+    parts = partition(config("IidPartitioner"), labels, 200, 5, 0)  # which does not see labels
+    assert sum(map(len, parts)) == 200
 
 
 def test_one_client_for_each_class():

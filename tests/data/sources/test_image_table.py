@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from orchestra_flwr.config import ConfigError, DataConfig
-from orchestra_flwr.data import UNLABELLED, load_dataset
+from orchestra_flwr.config.choices import PartitionConfig
+from orchestra_flwr.data import UNLABELLED, load_dataset, partition_by_name
 
 
 @pytest.fixture
@@ -46,6 +47,21 @@ def test_the_listed_images_alone_in_the_tables_order(config, tmp_path):
         for file in (tmp_path / "images").rglob("*.png"):
             out.write(file, file.relative_to(tmp_path / "images"))
     assert shown(load_dataset(config(LINES, root=str(packed))).train) == [4, 0, 8]
+
+
+def test_folders_are_groups_of_listed_images(config, tmp_path):
+    """Without a column of owners, and whatever the cache holds."""
+    for _ in range(2):
+        images = load_dataset(config(LINES)).train
+        assert images.files == ("b/4.png", "a/0.png", "c/8.png")
+    by_folder = PartitionConfig(name="groups")
+    parts = partition_by_name(by_folder, images, 3, 0)
+    assert {name: part.tolist() for name, part in parts.items()} == {"a": [1], "b": [0], "c": [2]}
+    groups = tmp_path / "groups.csv"
+    groups.write_text("file,group\na/0.png,x\nb/4.png,x\nc/8.png,y\n")
+    by_table = PartitionConfig.model_validate({"name": "groups", "csv": str(groups)})
+    parts = partition_by_name(by_table, images, 2, 0)
+    assert {name: part.tolist() for name, part in parts.items()} == {"x": [0, 1], "y": [2]}
 
 
 def test_a_table_may_write_accents_otherwise(config, tmp_path):

@@ -56,6 +56,19 @@ def test_folders_and_the_list_say_the_classes(root):
     _check(_load(root.parent))
 
 
+def test_a_mended_list_is_read_again(root):
+    """The cache knows the test images' files, which stay as they are."""
+    _check(_load(root))
+    file = root / "val" / "val_annotations.txt"
+    file.write_text(
+        file.read_text().replace(f"val_4.png\t{CLASSES[1]}", f"val_4.png\t{CLASSES[2]}")
+    )
+    assert _load(root).test.labels.tolist() == [0, 1, 2, 0, 2]
+    assert len(list((root.parent / "cache").glob("*.safetensors"))) == 2
+    _load(root)
+    assert len(list((root.parent / "cache").glob("*.safetensors"))) == 2
+
+
 def test_a_zip_of_it(root):
     packed = shutil.make_archive(str(root.parent / "packed"), "zip", root.parent, root.name)
     _check(_load(Path(packed)))

@@ -49,6 +49,18 @@ def test_groups_that_are_no_classes_need_the_images(tmp_path):
         classes_held_by_clients(load_config(groups))
 
 
+def test_images_without_a_label_are_of_no_class(tmp_path):
+    for number, place in enumerate(["a", "b", "b", "."]):
+        (tmp_path / place).mkdir(exist_ok=True)
+        picture = Image.new("RGB", (8, 8), (60 * number, 0, 0))
+        picture.save(tmp_path / place / f"{number}.png")
+    some = [
+        "data=image_folder", f"data.root={tmp_path}", "data.image_size=8", "partition=iid",
+        "federation.clients=1",
+    ]  # fmt: skip
+    assert classes_held_by_clients(load_config(some)) == {"any": 2, "one_percent": 2, "emd": 0}
+
+
 def test_images_without_labels_are_refused_in_a_line(tmp_path):
     for number in range(4):
         Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")

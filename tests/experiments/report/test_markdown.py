@@ -8,6 +8,8 @@ from orchestra_flwr.experiments.report import markdown
     "text",
     [
         "a_long_name of _one_ run_", "*not* **strong**", "1. first", "- a line", "# 1", "> 2",
+        "__init__", "a __b__ c", "run __a_b__", "10. ten", "123456789) nine", "1234567890. long",
+        "11.", "-", "---", "C #",
         "<b>bold</b> &lt;", r"back\slash", "a | b", "[link](to)", "`code`", "~~gone~~", "+1.5",
     ],
 )  # fmt: skip
