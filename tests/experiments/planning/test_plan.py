@@ -36,15 +36,27 @@ def test_every_row_composes(name, scale):
         assert again == configs[row.run]
 
 
-def test_the_example_of_the_guide_composes(tmp_path, monkeypatch):
-    """Its four rows, with both seeds."""
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """Writes the guide's example into a file of its own, with changes of its text."""
     guide = (conf_dir().parent / "docs" / "experiments.md").read_text()
-    (example,) = re.findall(r"^```\n(title: .*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```\n(title: .*?)^```$", guide, re.MULTILINE | re.DOTALL)
     shutil.copytree(conf_dir() / "scale", tmp_path / "scale")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "batch_sizes.yaml").write_text(example)
     monkeypatch.setattr(description, "conf_dir", lambda: tmp_path)
-    plan, configs = make_plan("batch_sizes", "small")
+
+    def write(name, *further, **changes):
+        kept = [line for line in text.splitlines() if line.partition(":")[0] not in changes]
+        lines = [*kept, *further, *(f"{key}: {value}" for key, value in changes.items())]
+        (tmp_path / "experiment" / f"{name}.yaml").write_text("\n".join(lines))
+        return name
+
+    return write
+
+
+def test_the_example_of_the_guide_composes(example):
+    """Its four rows, with both seeds."""
+    plan, configs = make_plan(example("batch_sizes"), "small")
     assert len(plan.rows) == len(configs) == 8
     assert {config.training.batch_size for config in configs.values()} == {16, 64}
 
@@ -202,6 +214,31 @@ def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
         plan.write(tmp_path)
     assert read_plans(tmp_path) == ([written[2], written[1], written[0]], {})
     assert read_plans(tmp_path / "nowhere") == ([], {})
+
+
+@pytest.mark.parametrize("name", ["batch-sizes", "2.1_größen", "m²"])
+def test_names_may_have_what_names_of_files_have(example, tmp_path, name):
+    plan, _ = make_plan(example(name), "small", seeds=[0])
+    plan.write(tmp_path)
+    assert read_plans(tmp_path) == ([plan], {})
+    assert plan.command == f"orchestra-experiment experiment={name} scale=small seeds=0"
+
+
+@pytest.mark.parametrize("name", ["batch sizes", "-batch", ".batch", "batch'"])
+def test_other_names_are_refused_in_one_line(example, name):
+    with pytest.raises(ConfigError) as error:
+        make_plan(example(name), "small")
+    assert str(error.value).startswith(f"experiment={name}: must be of letters, digits, _, -")
+    assert "\n" not in str(error.value)
+
+
+def test_a_plan_whose_name_is_a_path_is_not_read(tmp_path):
+    plan, _ = make_plan("table6", "small", seeds=[0], only=["base"])
+    plan.write(tmp_path)
+    file = tmp_path / "plans" / "table6-small.json"
+    file.write_text(file.read_text().replace('"name": "table6"', '"name": "../table6"'))
+    plans, wrong = read_plans(tmp_path)
+    assert not plans and wrong.keys() == {"plans/table6-small.json"}
 
 
 def test_a_file_that_is_no_plan_is_named_and_the_others_are_read(tmp_path):
