@@ -90,7 +90,7 @@ class Experiment(Section):
     about: str  # what it shows
     # What a row computes: `train` trains a federation, `split` only splits the images.
     work: Literal["train", "split"] = "train"
-    seeds: tuple[int, ...] = (0, 1, 2)  # every row is run with all of them
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1)  # every row is run with all of them
     # What is varied, each axis by its values or by the name of an axis of the scale; every
     # combination is a row.
     axes: dict[str, str | AxisValues]

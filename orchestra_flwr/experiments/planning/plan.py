@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from orchestra_flwr.config import Config, ConfigError, Section, is_free, load_config, parse
-from orchestra_flwr.experiments.planning.axes import axes_of, combinations, selected
+from orchestra_flwr.experiments.planning.axes import axes_of, combinations, left_out, selected
 from orchestra_flwr.experiments.planning.description import (
     Experiment,
     Overrides,
@@ -136,9 +136,10 @@ def make_plan(
         settings = settings.model_copy(update={"comparable": False})
     axes = axes_of(name, experiment, settings, scale)
     composer = Composer(experiment, settings, scale, axes, extra)
-    left_out = experiment.at(scale).leave_out
-    left_out = experiment.leave_out if left_out is None else left_out
-    chosen = combinations(axes, selected(axes, only), left_out)
+    excluded = left_out(name, experiment, scale)
+    if not [*combinations(axes, {}, excluded)]:
+        raise ConfigError(f"{name}.leave_out: leaves out all combinations")
+    chosen = combinations(axes, selected(axes, only), excluded)
     rows, configs = composer.rows(chosen, experiment.seeds if seeds is None else seeds)
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")

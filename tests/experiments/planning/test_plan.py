@@ -38,17 +38,16 @@ def test_every_row_composes(name, scale):
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """Writes the guide's example into a file of its own, with changes of its text."""
+    """Writes the guide's example into a file of its own, with further lines; returns its name."""
     guide = (conf_dir().parent / "docs" / "experiments.md").read_text()
     (text,) = re.findall(r"^```\n(title: .*?)^```$", guide, re.MULTILINE | re.DOTALL)
     shutil.copytree(conf_dir() / "scale", tmp_path / "scale")
     (tmp_path / "experiment").mkdir()
     monkeypatch.setattr(description, "conf_dir", lambda: tmp_path)
 
-    def write(name, *further, **changes):
-        kept = [line for line in text.splitlines() if line.partition(":")[0] not in changes]
-        lines = [*kept, *further, *(f"{key}: {value}" for key, value in changes.items())]
-        (tmp_path / "experiment" / f"{name}.yaml").write_text("\n".join(lines))
+    def write(name, *further):
+        lines = "".join(f"{line}\n" for line in further)
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text + lines)
         return name
 
     return write
@@ -214,6 +213,33 @@ def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
         plan.write(tmp_path)
     assert read_plans(tmp_path) == ([written[2], written[1], written[0]], {})
     assert read_plans(tmp_path / "nowhere") == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("further", "scale", "says"),
+    [
+        ("leave_out: [{method: [RotPrd], batch: ['64']}]", "small",
+         "x.leave_out.method=RotPrd: must be among SimCLR; RotPred"),
+        ("small: {leave_out: [{batch: ['32']}]}", "small",
+         "x.leave_out.batch=32: must be among 16; 64"),
+        ("leave_out: [{batch: ['16', '64']}]", "small", "x.leave_out: leaves out all combinations"),
+        ("small: {axes: {batch: {}}}", "small", "x.axes.batch: must have at least one value"),
+    ],
+)  # fmt: skip
+def test_what_leaves_no_row_or_leaves_out_nothing_is_said(example, further, scale, says):
+    with pytest.raises(ConfigError) as error:
+        make_plan(example("x", further), scale)
+    assert str(error.value) == says
+
+
+def test_a_combination_may_be_left_out_at_the_scale_that_has_it(example):
+    """The experiment's own entries are those of all scales."""
+    further = ["leave_out: [{method: [SimCLR], batch: ['256']}]",
+               "paper: {axes: {batch: {'256': [training.batch_size=256]}}}"]  # fmt: skip
+    plan, _ = make_plan(example("x", *further), "small", seeds=[0])
+    assert len(plan.rows) == 4
+    plan, _ = make_plan("x", "paper", seeds=[0])
+    assert [row.values["method"] for row in plan.rows] == ["RotPred"]
 
 
 @pytest.mark.parametrize("name", ["batch-sizes", "2.1_größen", "m²"])
