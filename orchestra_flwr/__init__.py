@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
+    from orchestra_flwr.config import ConfigError
+    from orchestra_flwr.federation.errors import FederationError
     from orchestra_flwr.from_python import simulate
     from orchestra_flwr.models import load_encoder
     from orchestra_flwr.reporting.run_result import Result
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     __version__: str
 else:
     _HOMES = {
+        "ConfigError": "orchestra_flwr.config",
+        "FederationError": "orchestra_flwr.federation.errors",
         "Result": "orchestra_flwr.reporting.run_result",
         "load_encoder": "orchestra_flwr.models",
         "simulate": "orchestra_flwr.from_python",
@@ -56,4 +60,4 @@ else:
         return sorted({*globals(), *_HOMES, "__version__"})
 
 
-__all__ = ["Result", "__version__", "load_encoder", "simulate"]
+__all__ = ["ConfigError", "FederationError", "Result", "__version__", "load_encoder", "simulate"]

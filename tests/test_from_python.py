@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 import orchestra_flwr
-from orchestra_flwr import Result, simulate
-from orchestra_flwr.config import ConfigError, load_config
+from orchestra_flwr import ConfigError, FederationError, Result, simulate
+from orchestra_flwr.config import load_config
 from orchestra_flwr.data import load_dataset
+from orchestra_flwr.federation.client.numpy_client import OrchestraClient
 from orchestra_flwr.from_python import _lines
 
 RANDOM = np.random.default_rng(0)
@@ -280,6 +281,16 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'other'"):
         _ = orchestra_flwr.other
+
+
+def test_what_it_raises_has_a_name_of_the_package(tmp_path, tiny_overrides, monkeypatch):
+    assert {"ConfigError", "FederationError"} <= {*orchestra_flwr.__all__, *dir(orchestra_flwr)}
+    with pytest.raises(ConfigError, match="method=simclrr"):
+        simulate(["method=simclrr"])
+    monkeypatch.setattr(OrchestraClient, "fit", lambda *_: 1 / 0)
+    with pytest.raises(FederationError, match="round 0: 0 of 4 clients") as error:
+        simulate([*tiny_overrides, f"run_dir={tmp_path / 'run'}"])
+    assert any("resume=" in note for note in error.value.__notes__)
 
 
 @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])

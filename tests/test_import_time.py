@@ -17,6 +17,8 @@ SERVER = tuple(
 REFUSED = {
     "import orchestra_flwr": ("flwr", "numpy", "pydantic", "torch", *HEAVY, *FILES_OF_HYDRA),
     "import orchestra_flwr.config": ("flwr", "torch", *HEAVY, *FILES_OF_HYDRA),
+    # A script that catches them may end before a run begins.
+    "from orchestra_flwr import ConfigError, FederationError": ("flwr", "torch", *HEAVY),
     "import orchestra_flwr.cli": ("flwr", "torch", *HEAVY),
     # Whole commands: one asks a server again and again, one lists runs, the others say that they
     # start.

@@ -144,6 +144,8 @@ class Config(WithPlugins, Composed):
             unread["privacy.full_weight"] = "without privacy.secure_aggregation=true"
         else:
             unread["federation.max_weight"] = "with secure aggregation, privacy.full_weight is"
+            if self.federation.weighting == "uniform":
+                unread["privacy.full_weight"] = "with federation.weighting=uniform"
         if self.logging.format == "json":
             unread["logging.progress"] = "with logging.format=json"
         if self.model.norm != "group":

@@ -42,6 +42,7 @@ def test_a_table_of_labels_labels_all_others(run, photos, command):
     assert code == 0, err
     assert "accuracy: 100.0 % (95 % confidence interval 82.4 to 100.0 %)" in out
     assert "18 labelled images, 3 classes" in out
+    assert "embedded 36 of 36 images" in err and "classified 18 of 18 images" in err
     folder = run / "embeddings" / "photos"
     rows = predictions(folder)
     others = [f"{c}/{n:02d}.png" for c in ("blue", "green", "red") for n in range(6, 12)]

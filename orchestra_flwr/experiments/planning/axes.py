@@ -5,11 +5,13 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.experiments.planning.description import (
+    SCALES,
     AxisValues,
     Cells,
     Experiment,
     Scale,
     covers,
+    load_scale,
 )
 
 Axes = Mapping[str, AxisValues]
@@ -29,6 +31,8 @@ def axes_of(name: str, experiment: Experiment, settings: Scale, scale: str) -> A
                 f"{name}.axes.{axis}={choices}: must be choices or one of "
                 f"{', '.join(settings.axes)}"
             )
+        if not axes[axis]:
+            raise ConfigError(f"{name}.axes.{axis}: must have at least one value")
     return axes
 
 
@@ -42,6 +46,36 @@ def selected(axes: Axes, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"only={value}: must be among {values}")
         chosen[matching[0]] = (*chosen.get(matching[0], ()), value)
     return chosen
+
+
+def left_out(name: str, experiment: Experiment, scale: str) -> Sequence[Cells]:
+    """The combinations that are not run at a scale.
+
+    Those of the experiment may name values that it has at another scale.
+
+    Raises:
+        ConfigError: a value that no axis has: with it an entry leaves out nothing.
+    """
+    here = experiment.at(scale).leave_out
+    entries, scales = (experiment.leave_out, SCALES) if here is None else (here, (scale,))
+    known = _values_at(scales, experiment) if entries else {}
+    for axis, values in (pair for entry in entries for pair in entry.items()):
+        for value in values:
+            if value not in known[axis]:
+                allowed = "; ".join(known[axis])
+                raise ConfigError(f"{name}.leave_out.{axis}={value}: must be among {allowed}")
+    return entries
+
+
+def _values_at(scales: Sequence[str], experiment: Experiment) -> dict[str, dict[str, None]]:
+    """The values that each axis has at any of some scales, in their order."""
+    known: dict[str, dict[str, None]] = {}
+    for scale in scales:
+        settings = load_scale(scale)
+        for axis, choices in {**experiment.axes, **experiment.at(scale).axes}.items():
+            values = settings.axes.get(choices, {}) if isinstance(choices, str) else choices
+            known.setdefault(axis, {}).update(dict.fromkeys(values))
+    return known
 
 
 def joined_values(parts: Sequence[str], known: Container[str]) -> list[str]:

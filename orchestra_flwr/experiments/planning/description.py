@@ -90,7 +90,7 @@ class Experiment(Section):
     about: str  # what it shows
     # What a row computes: `train` trains a federation, `split` only splits the images.
     work: Literal["train", "split"] = "train"
-    seeds: tuple[int, ...] = (0, 1, 2)  # every row is run with all of them
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1)  # every row is run with all of them
     # What is varied, each axis by its values or by the name of an axis of the scale; every
     # combination is a row.
     axes: dict[str, str | AxisValues]
@@ -119,7 +119,7 @@ def experiment_names() -> list[str]:
 def reading_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """A sort key: tables first, and figure5 before figure10."""
     parts = re.findall(r"\d+|\D+", name)
-    numbers_as_such = [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    numbers_as_such = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
     return parts[0] != "table", numbers_as_such
 
 
@@ -127,14 +127,30 @@ def load_experiment(name: str) -> Experiment:
     """Reads and checks an experiment.
 
     Raises:
-        ConfigError: an unknown experiment (the message lists all), or a file with an error.
+        ConfigError: an unknown experiment (the message lists all), or a file with an error or with
+            a name that no experiment can have.
     """
     names = experiment_names()
     if name not in names:
         raise ConfigError(f"experiment={name}: {must_be_one_of(name, names)}")
+    check_name(name)
     experiment = _read(Experiment, conf_dir() / "experiment" / f"{name}.yaml")
     _check_axes(name, experiment)
     return experiment
+
+
+def check_name(name: str) -> str:
+    """Returns a name that files and commands can take as it is.
+
+    Raises:
+        ConfigError: another one, such as a path or one with spaces.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(
+            f"experiment={name}: must be of letters, digits, _, - and ., and begin with none of "
+            "the last two; rename its file"
+        )
+    return name
 
 
 def load_scale(name: str) -> Scale:

@@ -6,15 +6,17 @@ import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from orchestra_flwr.config import Config, ConfigError, Section, is_free, load_config, parse
-from orchestra_flwr.experiments.planning.axes import axes_of, combinations, selected
+from orchestra_flwr.experiments.planning.axes import axes_of, combinations, left_out, selected
 from orchestra_flwr.experiments.planning.description import (
     Experiment,
     Overrides,
     Scale,
+    check_name,
     load_experiment,
     load_scale,
     reading_order,
@@ -29,7 +31,7 @@ PLANS = "plans"  # the folder, beside the runs, that assigns runs to experiments
 class Plan(Section):
     """All runs of an experiment at a scale; stored beside them, for the report."""
 
-    name: str = Field(pattern=r"^\w+$")  # a part of names of files, as is the scale
+    name: Annotated[str, AfterValidator(check_name)]  # a part of names of files, as is the scale
     scale: str = Field(pattern=r"^\w+$")
     command: str  # that runs it; one line each if several commands asked for some of the runs
     # Overrides that the command added to the experiment's; None in plans of old versions.
@@ -134,9 +136,10 @@ def make_plan(
         settings = settings.model_copy(update={"comparable": False})
     axes = axes_of(name, experiment, settings, scale)
     composer = Composer(experiment, settings, scale, axes, extra)
-    left_out = experiment.at(scale).leave_out
-    left_out = experiment.leave_out if left_out is None else left_out
-    chosen = combinations(axes, selected(axes, only), left_out)
+    excluded = left_out(name, experiment, scale)
+    if not [*combinations(axes, {}, excluded)]:
+        raise ConfigError(f"{name}.leave_out: leaves out all combinations")
+    chosen = combinations(axes, selected(axes, only), excluded)
     rows, configs = composer.rows(chosen, experiment.seeds if seeds is None else seeds)
     if not rows:
         raise ConfigError(f"only={','.join(only)}: no row has all of these values")

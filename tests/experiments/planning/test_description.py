@@ -74,6 +74,7 @@ def test_unknown_names_are_refused_with_a_list_of_all():
     [
         ({"measures": ["acuracy"]}, "x.measures.0=acuracy"),
         ({"measures": []}, "x.measures"),
+        ({"seeds": []}, "x.seeds"),
         ({"titel": "t"}, "x.titel: unknown key (did you mean x.title?)"),
         ({"show": {"kind": "pie"}}, "x.show.kind=pie"),
         ({"scaling": {"axis": "lr", "rule": "cubic"}}, "x.scaling.rule=cubic"),

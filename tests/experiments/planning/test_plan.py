@@ -36,15 +36,26 @@ def test_every_row_composes(name, scale):
         assert again == configs[row.run]
 
 
-def test_the_example_of_the_guide_composes(tmp_path, monkeypatch):
-    """Its four rows, with both seeds."""
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """Writes the guide's example into a file of its own, with further lines; returns its name."""
     guide = (conf_dir().parent / "docs" / "experiments.md").read_text()
-    (example,) = re.findall(r"^```\n(title: .*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```\n(title: .*?)^```$", guide, re.MULTILINE | re.DOTALL)
     shutil.copytree(conf_dir() / "scale", tmp_path / "scale")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "batch_sizes.yaml").write_text(example)
     monkeypatch.setattr(description, "conf_dir", lambda: tmp_path)
-    plan, configs = make_plan("batch_sizes", "small")
+
+    def write(name, *further):
+        lines = "".join(f"{line}\n" for line in further)
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text + lines)
+        return name
+
+    return write
+
+
+def test_the_example_of_the_guide_composes(example):
+    """Its four rows, with both seeds."""
+    plan, configs = make_plan(example("batch_sizes"), "small")
     assert len(plan.rows) == len(configs) == 8
     assert {config.training.batch_size for config in configs.values()} == {16, 64}
 
@@ -202,6 +213,58 @@ def test_plans_are_stored_and_read_back_in_reading_order(tmp_path):
         plan.write(tmp_path)
     assert read_plans(tmp_path) == ([written[2], written[1], written[0]], {})
     assert read_plans(tmp_path / "nowhere") == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("further", "scale", "says"),
+    [
+        ("leave_out: [{method: [RotPrd], batch: ['64']}]", "small",
+         "x.leave_out.method=RotPrd: must be among SimCLR; RotPred"),
+        ("small: {leave_out: [{batch: ['32']}]}", "small",
+         "x.leave_out.batch=32: must be among 16; 64"),
+        ("leave_out: [{batch: ['16', '64']}]", "small", "x.leave_out: leaves out all combinations"),
+        ("small: {axes: {batch: {}}}", "small", "x.axes.batch: must have at least one value"),
+    ],
+)  # fmt: skip
+def test_what_leaves_no_row_or_leaves_out_nothing_is_said(example, further, scale, says):
+    with pytest.raises(ConfigError) as error:
+        make_plan(example("x", further), scale)
+    assert str(error.value) == says
+
+
+def test_a_combination_may_be_left_out_at_the_scale_that_has_it(example):
+    """The experiment's own entries are those of all scales."""
+    further = ["leave_out: [{method: [SimCLR], batch: ['256']}]",
+               "paper: {axes: {batch: {'256': [training.batch_size=256]}}}"]  # fmt: skip
+    plan, _ = make_plan(example("x", *further), "small", seeds=[0])
+    assert len(plan.rows) == 4
+    plan, _ = make_plan("x", "paper", seeds=[0])
+    assert [row.values["method"] for row in plan.rows] == ["RotPred"]
+
+
+@pytest.mark.parametrize("name", ["batch-sizes", "2.1_größen", "m²"])
+def test_names_may_have_what_names_of_files_have(example, tmp_path, name):
+    plan, _ = make_plan(example(name), "small", seeds=[0])
+    plan.write(tmp_path)
+    assert read_plans(tmp_path) == ([plan], {})
+    assert plan.command == f"orchestra-experiment experiment={name} scale=small seeds=0"
+
+
+@pytest.mark.parametrize("name", ["batch sizes", "-batch", ".batch", "batch'"])
+def test_other_names_are_refused_in_one_line(example, name):
+    with pytest.raises(ConfigError) as error:
+        make_plan(example(name), "small")
+    assert str(error.value).startswith(f"experiment={name}: must be of letters, digits, _, -")
+    assert "\n" not in str(error.value)
+
+
+def test_a_plan_whose_name_is_a_path_is_not_read(tmp_path):
+    plan, _ = make_plan("table6", "small", seeds=[0], only=["base"])
+    plan.write(tmp_path)
+    file = tmp_path / "plans" / "table6-small.json"
+    file.write_text(file.read_text().replace('"name": "table6"', '"name": "../table6"'))
+    plans, wrong = read_plans(tmp_path)
+    assert not plans and wrong.keys() == {"plans/table6-small.json"}
 
 
 def test_a_file_that_is_no_plan_is_named_and_the_others_are_read(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Error, Message
 
-from orchestra_flwr.config import ConfigError
+from orchestra_flwr.config import ConfigError, load_config
 from orchestra_flwr.federation.client.client_app import app as client_app
 from orchestra_flwr.federation.errors import FederationError
 from orchestra_flwr.federation.messages.fields import ARRAYS, CONFIG, SECURE_STAGE, SECURE_TEXT
@@ -298,7 +298,14 @@ def test_what_needs_more_than_the_sum_is_refused(tiny, override, what):
 
 def test_its_own_key_is_read_with_it_alone(tiny):
     assert "privacy.full_weight" in tiny(*SIMCLR).unread()
-    assert "privacy.full_weight" not in tiny(*SECURE).unread()
+    weighted = ("federation.weighting=samples", "privacy.full_weight=9")
+    assert "privacy.full_weight" not in tiny(*SECURE, *weighted).unread()
+
+
+def test_the_bound_of_weights_is_refused_where_all_weigh_the_same(tiny_overrides):
+    chosen = [*tiny_overrides, *SECURE, "privacy.full_weight=9"]
+    with pytest.raises(ConfigError, match="not read with federation.weighting=uniform; leave it"):
+        load_config(chosen, all_read=True)
 
 
 @pytest.mark.slow  # the account takes half a minute

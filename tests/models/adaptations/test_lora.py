@@ -175,15 +175,6 @@ def test_halves_are_trained_in_turns(configured):
     assert {n for n in learner.state(Role.SHARED) if "lora_" in n} == halves[0] | halves[1]
 
 
-def test_a_small_transformers_adapters_fit_the_promise(tiny):
-    """ViT-S: at most .6 MiB in float32."""
-    pytest.importorskip("timm", reason="needs the extra timm")
-    config = tiny(*LORA, "model=timm", "model.timm=vit_small_patch16_224", "data.image_size=32")
-    state = build_learner(config, 3).state(Role.SHARED)
-    size = sum(4 * t.numel() for name, t in state.items() if name.startswith("backbone."))
-    assert 0 < size <= 0.6 * 2**20
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
