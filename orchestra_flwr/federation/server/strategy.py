@@ -24,6 +24,7 @@ from orchestra_flwr.federation.messages.fields import (
     LOCAL_SCORES,
     MODELS,
     PERSONAL,
+    STATE_OF,
     with_prefix,
 )
 from orchestra_flwr.federation.messages.replies import (
@@ -263,9 +264,14 @@ class OrchestraStrategy(Strategy):
         )
 
     def _note_answer(self, client: str, message: Message) -> None:
-        """Counts its bytes, and notes whether the client has the frozen weights."""
+        """Counts its bytes, and notes what the client has: its own state, the frozen weights."""
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
+            about = message.content.get(CONFIG)
+            state = about.get(STATE_OF) if isinstance(about, ConfigRecord) else None
+            if isinstance(state, int):
+                goes_on = f"went on from that of round {state}" if state else "began afresh"
+                self.report.notes.append(f"client {client} lost its latest state and {goes_on}")
         if frozen := self.federation.frozen:
             frozen.heard_from(client, message.error.code if message.has_error() else None)
 

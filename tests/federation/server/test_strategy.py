@@ -215,6 +215,18 @@ def test_an_update_far_from_the_others_is_dropped_and_named(server):
     assert server.report.answered == 2 and metrics["loss/a"] == (3 * 0.3 + 0.1) / 4
 
 
+def test_a_client_that_lost_its_state_is_named_in_the_round(server):
+    server = server()
+    replies = three_answers(server, server.ask())
+    for reply, state in zip(replies, (0, 3, "nonsense"), strict=True):
+        reply.content[CONFIG]["state_of"] = state
+    server.take(replies)
+    assert server.report.notes == [
+        "client a lost its latest state and began afresh",
+        "client b lost its latest state and went on from that of round 3",
+    ]
+
+
 def test_a_clipped_update_is_not_held_against_others(server):
     """Else one client would have a say in whether another one's noise hides it."""
     server = server(*CLIPPED)
