@@ -74,14 +74,22 @@ class AuditLog:
             line = json.dumps({**entry, DIGEST: digest}) + "\n"
             try:
                 append_durably(self._folder / FILE, line.encode())
-                self._lines, self._last = self._lines + 1, digest
-                self._left_out.clear()
-                end = {"lines": self._lines, DIGEST: digest}
-                write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
             except OSError as error:
-                if self._last != digest:
-                    self._left_out[event] += 1
+                self._left_out[event] += 1
                 self._report(f"warning: the audit log misses an event, {event}: {error}")
+                return
+            self._lines, self._last = self._lines + 1, digest
+            self._left_out.clear()
+            end = {"lines": self._lines, DIGEST: digest}
+            try:
+                write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
+            except (
+                OSError
+            ) as error:  # a check passes: a crash, too, leaves a line more than END has
+                self._report(
+                    f"warning: the audit log has an event, {event}, that {END} does not count until "
+                    f"the next one: {error}"
+                )
 
     def member(self, event: str, name: str, detail: str) -> None:
         """Appends what a client did, unless it does it without end: then it is only counted."""
