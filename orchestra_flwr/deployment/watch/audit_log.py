@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestra_flwr import __version__
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.files import append_durably, read_whole_lines, write_atomically
 from orchestra_flwr.fingerprints import file_sha256, fingerprint_of
 
@@ -157,7 +158,11 @@ def check_audit(folder: Path) -> tuple[int, str]:
         expected = (int(end["lines"]), str(end[DIGEST]))
     except (FileNotFoundError, ValueError, LookupError, TypeError, ArithmeticError):
         raise AuditError(f"{folder / END} is missing or damaged") from None
-    lines = _lines_of(file)
+    try:
+        lines = _lines_of(file)
+    except FileNotFoundError:
+        written = counted(expected[0], "line")
+        raise AuditError(f"{file} is gone: by {END} it had {written}") from None
     last, digests = "", []
     for number, line in enumerate(lines, 1):
         try:
