@@ -84,12 +84,10 @@ class AuditLog:
             end = {"lines": self._lines, DIGEST: digest}
             try:
                 write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
-            except (
-                OSError
-            ) as error:  # a check passes: a crash, too, leaves a line more than END has
+            except OSError as error:  # a check passes, as after a crash between the two
                 self._report(
-                    f"warning: the audit log has an event, {event}, that {END} does not count until "
-                    f"the next one: {error}"
+                    f"warning: the audit log has an event, {event}, that {END} does not count "
+                    f"until the next one: {error}"
                 )
 
     def member(self, event: str, name: str, detail: str) -> None:
@@ -182,6 +180,20 @@ def check_audit(folder: Path) -> tuple[int, str]:
     if digests[expected[0] - 1 : expected[0]] != [expected[1]]:
         raise AuditError(f"{file}: {expected[0]} lines were written and {len(lines)} are there")
     return len(lines), last
+
+
+def latest_events(folder: Path) -> dict[str, str]:
+    """The latest event of each run that a queue's log names, also of runs that were removed.
+
+    Of a damaged log, which its server reports, what can be read.
+    """
+    latest = {}
+    with suppress(OSError):
+        for line in (folder / FILE).read_text(errors="replace").splitlines():
+            with suppress(ValueError, LookupError, TypeError):
+                entry = json.loads(line)
+                latest[str(entry["run"])] = str(entry["event"])
+    return latest
 
 
 def _end_of(file: Path) -> tuple[int, str]:
