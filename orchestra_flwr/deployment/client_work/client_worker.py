@@ -118,7 +118,7 @@ class ClientWorker:
         task = content.config_records[CONFIG]
         greeting: dict[str, Any] = {"client": self._name, "version": __version__}
         try:
-            config = self._accept(task)
+            config, places = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
             # With sums the server learns how many images all clients have together, not each.
             secure = config.privacy.secure_aggregation
@@ -131,6 +131,11 @@ class ClientWorker:
                 f"{config.method.name}, {config.model.name}, "
                 f"{counted(config.federation.rounds, 'round')}"
             )
+            if places is not None:  # the server alone knows who has them
+                self._report(
+                    f"the run has places for {places} clients: those that come when others have "
+                    "them all, as the server says then, are not asked to train"
+                )
             if secure:
                 self._report(self._sums.promise)
         except (RefusalError, ConfigError, PluginError) as refusal:
@@ -265,13 +270,17 @@ class ClientWorker:
         )
         return state or 0
 
-    def _accept(self, task: ConfigRecord) -> Config:
-        """The configuration of a run in which this client can take part, on this machine."""
+    def _accept(self, task: ConfigRecord) -> tuple[Config, int | None]:
+        """The configuration of a run in which this client can take part, on this machine.
+
+        Returns:
+            And how many clients can; None: any number.
+        """
         check_version(str(task["version"]))
         self._check_name(str(task.get(REGISTERED, self._name)))
         received = self._settings.received(task)
         config = self._settings.for_this_machine(received)
-        self._settings.check_model(config, str(task["schema"]))
+        places = self._settings.check_model(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
         if (count := count_distinct(images.images, least)) < least:
             raise RefusalError(
@@ -284,7 +293,7 @@ class ClientWorker:
         with as_refusal(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
         check_client(config, self._name)
-        return config
+        return config, places
 
     def _way_to_more(self, count: int) -> str:
         """What gives this client more than `count` images."""
