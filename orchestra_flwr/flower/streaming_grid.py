@@ -113,7 +113,7 @@ class StreamingGrid(OneRunGrid):
         gets an error reply. Only the reply that is due is pulled; later ones wait in the grid.
 
         Args:
-            came: called for later ones when they have come, by grids that look for them.
+            came: called for later ones when they have begun to come, by grids that look for them.
 
         Raises:
             EngineStoppedError: the engine has stopped.

@@ -161,12 +161,10 @@ class SuperLinkGrid(StreamingGrid):
             return
         self._noticed = now
         due, *_ = under_way  # is taken at once when it is there
-        for key in self.begun(under_way):
-            if key != due and key not in self._told and self._look([key]):
+        for key in self.begun(under_way):  # to know whether it is there whole, all would be read
+            if key != due and key not in self._told:
                 self._told.add(key)
                 came(under_way[key], self._uploads[key].is_good)
-                if time.monotonic() - now > NOTICE_SECONDS:  # what is due may have come meanwhile
-                    return
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
         request = PullObjectRequest(
