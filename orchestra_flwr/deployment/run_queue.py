@@ -27,6 +27,7 @@ from orchestra_flwr.config import (
 from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.server_config import DISPLAY, OF_THE_SERVER, ServerConfig
+from orchestra_flwr.deployment.watch.audit_log import latest_events
 from orchestra_flwr.files import at_home, make_private_folder, write_atomically, write_new
 from orchestra_flwr.folder_lock import is_locked
 
@@ -162,11 +163,14 @@ class RunQueue:
     def put(self, config: ServerConfig) -> QueuedRun:
         """Adds a run, whole or not at all.
 
+        It gets no number that the queue's log has for another, even if that was removed.
+
         Raises:
             OSError: it cannot be written.
         """
         text = config_to_yaml(_found_from_anywhere(config)).encode()
-        taken = [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
+        names = {*latest_events(self.folder), *(path.name for path in self.folder.iterdir())}
+        taken = [int(name) for name in names if name.isdecimal()]
         for number in itertools.count(max(taken, default=0) + 1):
             path = self.folder / f"{number:04}"
             try:

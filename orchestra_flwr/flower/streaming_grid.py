@@ -9,8 +9,9 @@ gone has an empty id, or none.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import NoReturn
 
 from flwr.app import Error, Message
@@ -21,6 +22,8 @@ from orchestra_flwr.flower.reply_upload import UnreadableReplyError, readable
 
 TIMEOUT_CODE = 100
 POLL_SECONDS = 0.05
+# Takes a message whose reply has come, perhaps long before its turn, and whether it is no error
+Came = Callable[[Message, bool], None]
 NODE_GONE = "the message could not be sent: the node is gone"
 
 
@@ -98,12 +101,19 @@ class StreamingGrid(OneRunGrid):
         return replies
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        came: Came = lambda message, good: None,
     ) -> Iterator[Message]:
         """Yields one reply per message, in the order of the messages.
 
         A message without a reply when `timeout` seconds have passed since the first was sent
         gets an error reply. Only the reply that is due is pulled; later ones wait in the grid.
+
+        Args:
+            came: called for later ones when they have begun to come, by grids that look for them.
 
         Raises:
             EngineStoppedError: the engine has stopped.
@@ -121,8 +131,9 @@ class StreamingGrid(OneRunGrid):
                 under_way.append((self.send(message), message))
             if not under_way:
                 return
-            others = [key for key, _ in under_way if key]
-            reply = self._receive(*under_way[0], deadline, others)
+            others = {key: message for key, message in under_way if key}
+            notice = partial(self.notice, others, came)
+            reply = self._receive(*under_way[0], deadline, notice)
             _, message = under_way.popleft()
             if not self.retry(reply):
                 yield reply
@@ -156,12 +167,12 @@ class StreamingGrid(OneRunGrid):
         message_id: str | None,
         message: Message,
         deadline: float | None,
-        under_way: Sequence[str] = (),
+        notice: Callable[[], None] = lambda: None,
     ) -> Message:
         if message_id is None:
             return failure(NODE_GONE, message)
         while True:
-            self.notice(under_way)
+            notice()
             try:
                 replies = self.pull_messages([message_id])
             except UnreadableReplyError as error:
@@ -178,7 +189,7 @@ class StreamingGrid(OneRunGrid):
                 return failure(why, message)
             time.sleep(self.poll)
 
-    def notice(self, message_ids: Sequence[str]) -> None:
+    def notice(self, under_way: Mapping[str, Message], came: Came) -> None:
         """Called again and again, while one of these messages is waited for."""
 
     def why_silent(self, message_id: str) -> str:

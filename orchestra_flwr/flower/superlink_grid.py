@@ -5,7 +5,7 @@ Checked against Flower 1.41 and 1.42: `HttpGrid`, and what a SuperLink deletes w
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flwr.app import Message
@@ -17,7 +17,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
 from orchestra_flwr.flower.reply_upload import ReplyUpload, UnreadableReplyError
-from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, StreamingGrid, failure
+from orchestra_flwr.flower.streaming_grid import NODE_GONE, Arrival, Came, StreamingGrid, failure
 
 if TYPE_CHECKING:  # it brings the databases of a SuperLink, which a simulation does without
     from flwr.superlink.grid.http_grid import HttpGrid
@@ -55,6 +55,7 @@ class SuperLinkGrid(StreamingGrid):
         self._given_up: set[str] = set()
         self._noticed = -math.inf  # when :meth:`notice` looked last, by time.monotonic
         self._uploads: dict[str, ReplyUpload] = {}  # by the message: replies that are not fetched
+        self._told: set[str] = set()  # those of them that are known to have come
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the wrapped grid."""
@@ -65,14 +66,23 @@ class SuperLinkGrid(StreamingGrid):
         return ids
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        came: Came = lambda message, good: None,
     ) -> Iterator[Message]:
         """Deletes late replies of earlier messages first."""
         self.delete_late_replies()
-        yield from super().send_and_receive(messages, timeout=timeout)
+        yield from super().send_and_receive(messages, timeout=timeout, came=came)
 
     def receive_first(
-        self, messages: Iterable[Message], needed: Callable[[], int], timeout: float
+        self,
+        messages: Iterable[Message],
+        needed: Callable[[], int],
+        timeout: float,
+        *,
+        came: Came = lambda message, good: None,
     ) -> Iterator[Arrival]:
         """Yields replies until there are enough, those that wait in the order of the messages.
 
@@ -83,6 +93,7 @@ class SuperLinkGrid(StreamingGrid):
         Args:
             needed: returns how many more good replies are needed; called again after some came.
             timeout: seconds after which no reply is waited for.
+            came: called for each that has come, also if it is yielded later, or never.
 
         Raises:
             EngineStoppedError: the engine has stopped.
@@ -95,19 +106,21 @@ class SuperLinkGrid(StreamingGrid):
                 yield Arrival(place, failure(NODE_GONE, message), 0.0)
             else:
                 waiting[message_id] = (place, message)
-        came: dict[str, float] = {}
+        here: dict[str, float] = {}  # seconds after which a reply was there
         while waiting and needed() > 0:
             self._check_engine()
             seconds = time.monotonic() - began
-            came |= dict.fromkeys(self._look(waiting.keys() - came.keys()), seconds)
-            good = sum(self._uploads[key].is_good for key in came)
+            for key in self._look(waiting.keys() - here.keys()):
+                here[key] = seconds
+                came(waiting[key][1], self._uploads[key].is_good)
+            good = sum(self._uploads[key].is_good for key in here)
             over = seconds > timeout
-            if good < min(needed(), len(waiting)) and len(came) < len(waiting) and not over:
+            if good < min(needed(), len(waiting)) and len(here) < len(waiting) and not over:
                 time.sleep(max(self.poll, LOOK_SECONDS * len(waiting)))
                 continue
-            for key in [key for key in waiting if key in came]:
+            for key in [key for key in waiting if key in here]:
                 place, message = waiting.pop(key)
-                yield Arrival(place, self.fetch(key, message), came.pop(key))
+                yield Arrival(place, self.fetch(key, message), here.pop(key))
             if over:
                 break
         for key in waiting:
@@ -137,16 +150,21 @@ class SuperLinkGrid(StreamingGrid):
                 self._uploads[reply.metadata.reply_to_message_id] = ReplyUpload(reply, tree)
         return [key for key in wanted if key in self._uploads]
 
-    def notice(self, message_ids: Sequence[str]) -> None:
+    def notice(self, under_way: Mapping[str, Message], came: Came) -> None:
         """Sees replies when they come, and clients when they leave, though it is not their turn.
 
         A SuperLink knows of no client that it was away. Of one that is away it has an error alone,
         even if its reply lies there.
         """
         now = time.monotonic()
-        if now - self._noticed > max(NOTICE_SECONDS, LOOK_SECONDS * len(message_ids)):
-            self._noticed = now
-            self.begun(message_ids)
+        if now - self._noticed <= max(NOTICE_SECONDS, LOOK_SECONDS * len(under_way)):
+            return
+        self._noticed = now
+        due, *_ = under_way  # is taken at once when it is there
+        for key in self.begun(under_way):  # to know whether it is there whole, all would be read
+            if key != due and key not in self._told:
+                self._told.add(key)
+                came(under_way[key], self._uploads[key].is_good)
 
     def _pull_object(self, object_id: str) -> PullObjectResponse:
         request = PullObjectRequest(
@@ -157,6 +175,7 @@ class SuperLinkGrid(StreamingGrid):
     def _pulled(self, key: str) -> Message:
         """Fetches a reply that was seen, with its arrays, which the SuperLink then deletes."""
         upload = self._uploads.pop(key)
+        self._told.discard(key)
         self.unanswered.discard(key)
         try:
             return upload.reply(self._pull_object, self._reply_limit)
@@ -189,6 +208,7 @@ class SuperLinkGrid(StreamingGrid):
     def give_up(self, message_id: str) -> None:
         """Deletes the message and what came of its reply, now and later."""
         super().give_up(message_id)
+        self._told.discard(message_id)
         if (upload := self._uploads.pop(message_id, None)) is not None:
             self._delete(upload.message_id)
         self._delete(message_id)

@@ -117,6 +117,9 @@ class Progress:
     def client_asked(self, client: str) -> None:
         """A client is sent a model, and works until :meth:`client_done`."""
 
+    def client_came(self, client: str, good: bool) -> None:
+        """A client's reply has come, and waits until :meth:`client_done`; `good`: no error."""
+
     def client_done(self, client: str, ok: bool) -> None:
         """A client of the cohort has replied; `ok`: whether its reply is usable."""
         self.done += 1

@@ -133,8 +133,20 @@ class Learner(nn.Module):
     @property
     def capacity(self) -> int | None:
         """Maximum number of clients of a run; None: any number."""
-        capacities = (term.capacity for term in self._terms())
-        return min((c for c in capacities if c is not None), default=None)
+        return min(self._capacities, default=(None, ""))[0]
+
+    @property
+    def capacity_key(self) -> str:
+        """The option that sets :attr:`capacity`, "" where nothing does."""
+        return min(self._capacities, default=(0, ""))[1]
+
+    @property
+    def _capacities(self) -> list[tuple[int, str]]:
+        return [
+            (term.capacity, f"terms.{name}.capacity")
+            for name, term in zip(self.terms, self._terms(), strict=True)
+            if term.capacity is not None
+        ]
 
     @property
     def needs_received(self) -> bool:

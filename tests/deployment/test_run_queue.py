@@ -1,6 +1,8 @@
 """Runs that are submitted, listed and cancelled in a folder, by processes of their own."""
 
+import json
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from orchestra_flwr.config import ConfigError, load
 from orchestra_flwr.deployment import run_queue
 from orchestra_flwr.deployment.run_queue import RunQueue, run_to_submit
 from orchestra_flwr.deployment.server_config import ServerConfig
+from orchestra_flwr.deployment.watch.queue_log import QueueLog
 from orchestra_flwr.folder_lock import locked
 
 NO_SERVER = "no server works on runs now: runs wait until one is started with queue=runs\n"
@@ -109,6 +112,22 @@ def test_a_mistyped_queue_is_not_made(submit):
         code, out, err = submit("queue=typo", *arguments)
         assert (code, out) == (2, "") and err.startswith("error: queue=typo: no such folder; a ser")
     assert not Path("typo").exists()
+
+
+def test_the_number_of_a_removed_run_is_not_used_again(submit):
+    """The queue's log took the new run for the old one, and never noted it."""
+    queue = RunQueue(Path("runs"))
+    for number in (1, 2):
+        assert submit("model.width=8")[1] == f"submitted: 000{number}\n"
+    queue.runs()[1].end("done")
+    QueueLog(queue, print).update()
+    shutil.rmtree("runs/0002")
+    assert submit("model.width=8")[1] == "submitted: 0003\n"
+    QueueLog(queue, print).update()
+    events = [json.loads(line) for line in Path("runs/audit.jsonl").read_text().splitlines()]
+    assert [entry["run"] for entry in events if entry["event"] == "submitted"] == [
+        "0001", "0002", "0003",
+    ]  # fmt: skip
 
 
 def test_a_queue_that_others_may_write_to_is_refused_by_server_and_submit(

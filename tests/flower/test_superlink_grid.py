@@ -360,7 +360,7 @@ def test_a_reply_that_never_comes_is_not_asked_for_forever(superlink, grid):
     assert not grid._given_up
 
 
-def in_order(grid, clients, steps, timeout):
+def in_order(grid, clients, steps, timeout, **more):
     """A stage whose replies are yielded in their order; a step is taken before each pause."""
     left = iter(steps)
     grid.poll = 0.001
@@ -368,7 +368,32 @@ def in_order(grid, clients, steps, timeout):
         for name in ("NOTICE_SECONDS", "LOOK_SECONDS"):
             patch.setattr(superlink_grid, name, -1.0)
         patch.setattr(streaming_grid.time, "sleep", lambda _: next(left, lambda: None)())
-        return list(grid.send_and_receive(messages(*clients, value=1.0), timeout=timeout))
+        return list(grid.send_and_receive(messages(*clients, value=1.0), timeout=timeout, **more))
+
+
+def test_replies_are_told_when_they_come_and_yielded_in_their_order(superlink, grid):
+    """Behind one client that hangs all others seemed to be at work."""
+    slow, quick, lost, stalled = (Client(superlink, name) for name in "abcd")
+    told, uploads = [], []
+    steps = [
+        lambda: quick.answer(quick.fetch(), 2.0),
+        lambda: superlink.state.deactivate_node(lost.node_id),
+        lambda: uploads.append(stalled.upload(stalled.fetch(), 4.0)),
+        lambda: next(uploads[0]),
+        *5 * [lambda: None],
+        lambda: told.append("slow"),
+        lambda: (slow.answer(slow.fetch(), 1.0), list(uploads[0])),
+    ]
+    replies = in_order(
+        grid, [slow, quick, lost, stalled], steps, 5.0,
+        came=lambda message, good: told.append((message.metadata.dst_node_id, good)),
+    )  # fmt: skip
+    # One whose arrays are on their way is told as well: to know when they are there, the server
+    # would read each reply twice.
+    assert told == [(quick.node_id, True), (lost.node_id, False), (stalled.node_id, True), "slow"]
+    values = [r.has_error() or r.content["arrays"]["w"].numpy()[0] for r in replies]
+    assert values == [1.0, 2.0, True, 4.0]
+    assert superlink.kept() == 0 and not grid._told and not grid._uploads
 
 
 def test_a_reply_counts_whose_client_leaves_before_its_turn_comes(superlink, grid):
@@ -401,7 +426,7 @@ def test_a_client_that_is_started_again_before_its_turn_comes_is_not_waited_for(
     assert superlink.kept() == 0
 
 
-def first(grid, clients, at_work, needed, timeout=5.0):
+def first(grid, clients, at_work, needed, timeout=5.0, **more):
     """A stage that ends early; `at_work(number of looks so far)` is called before each look."""
     looks = iter(range(10**6))
     look = grid._look
@@ -418,7 +443,7 @@ def first(grid, clients, at_work, needed, timeout=5.0):
         return needed - len(good)
 
     arrivals = []
-    for arrival in grid.receive_first(messages(*clients, value=1.0), left, timeout):
+    for arrival in grid.receive_first(messages(*clients, value=1.0), left, timeout, **more):
         arrivals.append(arrival)
         if not arrival.reply.has_error():
             good.append(arrival)
@@ -451,6 +476,23 @@ def test_a_stage_ends_with_enough_good_replies_in_the_order_of_its_messages(supe
     again = first(grid, [second], lambda look: look or second.answer(second.fetch(), 4.0), needed=1)
     assert values_of(again) == [(0, 4.0)]
     assert superlink.kept() == 0 and not grid._given_up
+
+
+def test_replies_that_wait_for_others_are_told_when_they_come(superlink, grid):
+    slow, quick = Client(superlink, "slow"), Client(superlink, "quick")
+    told = []
+
+    def work(look):
+        if look == 0:
+            quick.answer(quick.fetch(), 2.0)
+        elif look == 5:
+            told.append("five looks")
+            slow.answer(slow.fetch(), 1.0)
+
+    came = lambda message, good: told.append(good)  # noqa: E731
+    arrivals = first(grid, [slow, quick], work, needed=2, came=came)
+    assert values_of(arrivals) == [(0, 1.0), (1, 2.0)]
+    assert told == [True, "five looks", True]
 
 
 def test_an_error_is_no_good_reply(superlink, grid):

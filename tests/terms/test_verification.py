@@ -462,7 +462,8 @@ def test_options_are_checked(tiny):
     ):
         tiny(*ON, "terms.verification.capacity=3")
     tiny(*SMALL, "terms.verification.capacity=3")  # off
-    assert a_learner(tiny(*ON, "terms.verification.capacity=9")).capacity == 9
+    learner = a_learner(tiny(*ON, "terms.verification.capacity=9"))
+    assert (learner.capacity, learner.capacity_key) == (9, "terms.verification.capacity")
 
 
 def test_it_is_captured_as_it_is_run(tiny):

@@ -30,6 +30,7 @@ class RelayedProgress(Progress):
 
     round_started = _relayed("round_started")
     client_asked = _relayed("client_asked")
+    client_came = _relayed("client_came")
     client_done = _relayed("client_done")
     images_evaluated = _relayed("images_evaluated")
     round_finished = _relayed("round_finished")

@@ -41,6 +41,7 @@ from orchestra_flwr.federation.messages.fields import (
     RUN,
     SECURE_STAGE,
     SMALLEST_GROUP,
+    STATE_OF,
     TRAINED,
 )
 from orchestra_flwr.federation.messages.frozen_weights import FrozenStore
@@ -117,7 +118,7 @@ class ClientWorker:
         task = content.config_records[CONFIG]
         greeting: dict[str, Any] = {"client": self._name, "version": __version__}
         try:
-            config = self._accept(task)
+            config, places = self._accept(task)
             count, size = len(self._load(config)), config.data.image_size
             # With sums the server learns how many images all clients have together, not each.
             secure = config.privacy.secure_aggregation
@@ -130,6 +131,11 @@ class ClientWorker:
                 f"{config.method.name}, {config.model.name}, "
                 f"{counted(config.federation.rounds, 'round')}"
             )
+            if places is not None:  # the server alone knows who has them
+                self._report(
+                    f"the run has places for {places} clients: those that come when others have "
+                    "them all, as the server says then, are not asked to train"
+                )
             if secure:
                 self._report(self._sums.promise)
         except (RefusalError, ConfigError, PluginError) as refusal:
@@ -140,16 +146,25 @@ class ClientWorker:
         return RecordDict({CONFIG: ConfigRecord(greeting)})
 
     def train(self, content: RecordDict) -> RecordDict:
-        """A round on this client's images."""
+        """A round on this client's images, or a stage of a secure one."""
+        task = content.config_records[CONFIG]
+        received = self._settings.received(task)
+        older = self._older_state(task)
+
+        def made() -> OrchestraClient:
+            return self._prepared(received, task)[0]
+
+        if SECURE_STAGE in task:
+            reply = self._sums.answer(received, content, made, self._report)
+        else:
+            reply = self._trained(received, content)
+        if older is not None:
+            cast(ConfigRecord, reply[CONFIG])[STATE_OF] = older
+        return reply
+
+    def _trained(self, received: Config, content: RecordDict) -> RecordDict:
         task = content.config_records[CONFIG]
         round_ = int(task["round"])  # type: ignore[arg-type]
-        received = self._settings.received(task)
-        if SECURE_STAGE in task:
-
-            def made() -> OrchestraClient:
-                return self._prepared(received, task)[0]
-
-            return self._sums.answer(received, content, made, self._report)
         release = release_of(received)
         label = release.label if release else "state"
         place = _place(round_)
@@ -229,27 +244,43 @@ class ClientWorker:
     def _prepared(self, received: Config, task: ConfigRecord) -> tuple[OrchestraClient, str]:
         """The client, once its release is recorded, and why nothing is released, or ""."""
         client = self._client(received, str(task.get(RUN, "")))
-        self._check_records(received, client, task)
-        return client, self._releases.record(received, task)
-
-    def _check_records(self, received: Config, client: OrchestraClient, task: ConfigRecord) -> None:
-        """Compares what this client remembers of the run with what its server used of it."""
-        if TRAINED in task and client.state_folder is not None and client.state_folder.is_empty:
-            latest = int(task[TRAINED])  # type: ignore[arg-type]
-            self._report(
-                f"this client trained in round {latest} of this run, and "
-                f"{self._folder / 'runs'} holds nothing of it: it begins afresh"
-            )
         if line := self._releases.missing(received, task):
             self._report(line)
+        return client, self._releases.record(received, task)
 
-    def _accept(self, task: ConfigRecord) -> Config:
-        """The configuration of a run in which this client can take part, on this machine."""
+    def _older_state(self, task: ConfigRecord) -> int | None:
+        """The round of this client's state, 0 without one, if its server used a later one.
+
+        Files of later rounds, to which a server that was restored from a copy has not come again,
+        are no state to go on from.
+        """
+        if TRAINED not in task or RUN not in task:
+            return None
+        latest, round_ = int(str(task[TRAINED])), int(str(task["round"]))
+        folder = ClientStateFolder(self._folder / "runs", str(task[RUN]))
+        state = folder.round_before(round_, int(str(task.get("stage", 0))))
+        if state is not None and state >= latest:
+            return None
+        found = f"nothing from before round {round_}: it begins afresh"
+        if state is not None:
+            found = f"only its state of round {state}: it goes on from that"
+        self._report(
+            f"this client trained in round {latest} of this run, and {self._folder / 'runs'} holds "
+            f"{found}"
+        )
+        return state or 0
+
+    def _accept(self, task: ConfigRecord) -> tuple[Config, int | None]:
+        """The configuration of a run in which this client can take part, on this machine.
+
+        Returns:
+            And how many clients can; None: any number.
+        """
         check_version(str(task["version"]))
         self._check_name(str(task.get(REGISTERED, self._name)))
         received = self._settings.received(task)
         config = self._settings.for_this_machine(received)
-        self._settings.check_model(config, str(task["schema"]))
+        places = self._settings.check_model(config, str(task["schema"]))
         images, least = self._load(config), config.federation.min_images
         if (count := count_distinct(images.images, least)) < least:
             raise RefusalError(
@@ -262,7 +293,7 @@ class ClientWorker:
         with as_refusal(Failure.DATA_UNSUITABLE):
             labels_for(config, images)
         check_client(config, self._name)
-        return config
+        return config, places
 
     def _way_to_more(self, count: int) -> str:
         """What gives this client more than `count` images."""

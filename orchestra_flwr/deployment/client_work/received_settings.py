@@ -90,8 +90,11 @@ class ReceivedSettings:
         check_memory(here, here.data.channels)
         return here
 
-    def check_model(self, config: Config, server_schema: str) -> None:
+    def check_model(self, config: Config, server_schema: str) -> int | None:
         """Refuses a server that trains on other images, another model, or with other plug-ins.
+
+        Returns:
+            How many clients the run has places for; None: any number.
 
         Raises:
             RefusalError: says what to install, or to start the client with.
@@ -122,3 +125,4 @@ class ReceivedSettings:
                 f"install {versions} on both",
                 Failure.OTHER_VERSION,
             )
+        return learner.capacity

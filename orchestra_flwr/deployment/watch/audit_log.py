@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestra_flwr import __version__
+from orchestra_flwr.console.text import counted
 from orchestra_flwr.files import append_durably, read_whole_lines, write_atomically
 from orchestra_flwr.fingerprints import file_sha256, fingerprint_of
 
@@ -74,14 +75,20 @@ class AuditLog:
             line = json.dumps({**entry, DIGEST: digest}) + "\n"
             try:
                 append_durably(self._folder / FILE, line.encode())
-                self._lines, self._last = self._lines + 1, digest
-                self._left_out.clear()
-                end = {"lines": self._lines, DIGEST: digest}
-                write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
             except OSError as error:
-                if self._last != digest:
-                    self._left_out[event] += 1
+                self._left_out[event] += 1
                 self._report(f"warning: the audit log misses an event, {event}: {error}")
+                return
+            self._lines, self._last = self._lines + 1, digest
+            self._left_out.clear()
+            end = {"lines": self._lines, DIGEST: digest}
+            try:
+                write_atomically(self._folder / END, json.dumps(end).encode(), mode=0o600)
+            except OSError as error:  # a check passes, as after a crash between the two
+                self._report(
+                    f"warning: the audit log has an event, {event}, that {END} does not count "
+                    f"until the next one: {error}"
+                )
 
     def member(self, event: str, name: str, detail: str) -> None:
         """Appends what a client did, unless it does it without end: then it is only counted."""
@@ -149,7 +156,11 @@ def check_audit(folder: Path) -> tuple[int, str]:
         expected = (int(end["lines"]), str(end[DIGEST]))
     except (FileNotFoundError, ValueError, LookupError, TypeError, ArithmeticError):
         raise AuditError(f"{folder / END} is missing or damaged") from None
-    lines = _lines_of(file)
+    try:
+        lines = _lines_of(file)
+    except FileNotFoundError:
+        written = counted(expected[0], "line")
+        raise AuditError(f"{file} is gone: by {END} it had {written}") from None
     last, digests = "", []
     for number, line in enumerate(lines, 1):
         try:
@@ -169,6 +180,20 @@ def check_audit(folder: Path) -> tuple[int, str]:
     if digests[expected[0] - 1 : expected[0]] != [expected[1]]:
         raise AuditError(f"{file}: {expected[0]} lines were written and {len(lines)} are there")
     return len(lines), last
+
+
+def latest_events(folder: Path) -> dict[str, str]:
+    """The latest event of each run that a queue's log names, also of runs that were removed.
+
+    Of a damaged log, which its server reports, what can be read.
+    """
+    latest = {}
+    with suppress(OSError):
+        for line in (folder / FILE).read_text(errors="replace").splitlines():
+            with suppress(ValueError, LookupError, TypeError):
+                entry = json.loads(line)
+                latest[str(entry["run"])] = str(entry["event"])
+    return latest
 
 
 def _end_of(file: Path) -> tuple[int, str]:

@@ -43,6 +43,7 @@ class FederationStatus(Progress):
         self._rounds = FinishedRounds(folder.metrics)
         self._members: dict[str, str] = {}  # the latest of MEMBERS of each, by name
         self._work: dict[str, str] = {}  # by name: at_work, or answered or failed in this round
+        self._came: dict[str, bool] = {}  # replies that wait to be taken: whether it is no error
         self._events: Counter[str] = Counter()
         self._doing = ""
         self._encoder = {"have": 0, "missing": 0}
@@ -54,15 +55,23 @@ class FederationStatus(Progress):
         """Forgets the answers of the round before, but not who is still at work."""
         super().round_started(round, cohort, label)
         self._work = {name: state for name, state in self._work.items() if state == AT_WORK}
+        self._came = {}
         self._in_round, self._since = True, time.time()
 
     def client_asked(self, client: str) -> None:
         """Notes that a client is at work."""
         self._work = {**self._work, client: AT_WORK}
 
+    def client_came(self, client: str, good: bool) -> None:
+        """Notes that a client is not at work any more, though its reply is not taken yet."""
+        if self._work.get(client) == AT_WORK:
+            self._came = {**self._came, client: good}
+            self._work = {**self._work, client: "answered" if good else "failed"}
+
     def client_done(self, client: str, ok: bool) -> None:
         """Remembers how a client answered in this round."""
         super().client_done(client, ok)
+        self._came = {name: good for name, good in self._came.items() if name != client}
         self._work = {**self._work, client: "answered" if ok else "failed"}
 
     def round_finished(self, outcome: RoundOutcome) -> None:
@@ -98,10 +107,21 @@ class FederationStatus(Progress):
         if self._doing:
             return "working"
         if self._in_round:
-            return "training" if self.done < self.cohort else "averaging"
+            return "training" if self._missing else "averaging"
         if self._states()["joined"] < (self._config.federation.min_clients or 0):
             return "waiting"
         return "working" if self._finished else "starting"
+
+    @property
+    def _missing(self) -> int:
+        """How many clients of the cohort have not answered."""
+        return max(0, self.cohort - self.done - len(self._came))
+
+    def _replies(self) -> dict[str, int]:
+        """How many have come, with those that wait to be taken."""
+        failed = [*self._came.values()].count(False)
+        ok = self.done - self.failed + len(self._came) - failed
+        return {"ok": ok, "failed": self.failed + failed}
 
     def _states(self) -> Counter[str]:
         """How many clients are in each of MEMBERS, without those whose keys were revoked."""
@@ -120,7 +140,7 @@ class FederationStatus(Progress):
             return self._doing
         if self.state == "training":
             label = "" if self.label == "training" else f": {self.label}"
-            return f"{self.cohort - self.done} of {self.cohort} clients{label}"
+            return f"{self._missing} of {self.cohort} clients{label}"
         if self.state == "waiting":
             here = self._states()["joined"]
             return f"clients: {here} of {self._config.federation.min_clients} are here"
@@ -133,7 +153,7 @@ class FederationStatus(Progress):
         return {
             "registered": len(names),
             "here": states["joined"],
-            AT_WORK: self.cohort - self.done if self._in_round else 0,
+            AT_WORK: self._missing if self._in_round else 0,
             "silent": states["silent"],
             "refused": states["refused"],
         }
@@ -168,7 +188,7 @@ class FederationStatus(Progress):
             "rounds": self.rounds,
             "time_left": self._time_left(),
             "cohort": self.cohort,
-            "replies": {"ok": self.done - self.failed, "failed": self.failed},
+            "replies": self._replies(),
             "clients": self._counts(),
             "names": self._named(),
             "encoder": self._encoder,

@@ -1,6 +1,5 @@
 """The audit log of a queue: which runs were submitted, begun or cancelled, and how they ended."""
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -12,7 +11,7 @@ from orchestra_flwr.deployment.run_queue import (
     QueuedRun,
     RunQueue,
 )
-from orchestra_flwr.deployment.watch.audit_log import FILE, AuditLog
+from orchestra_flwr.deployment.watch.audit_log import AuditLog, latest_events
 from orchestra_flwr.fingerprints import file_sha256
 
 SUBMITTED, ENDED = "submitted", "ended"
@@ -24,12 +23,7 @@ class QueueLog(AuditLog):
     def __init__(self, queue: RunQueue, report: Callable[[str], None]) -> None:
         super().__init__(queue.folder, report)
         self._queue = queue
-        self._latest: dict[str, str] = {}  # run -> event
-        with suppress(OSError):
-            for line in (queue.folder / FILE).read_text(errors="replace").splitlines():
-                with suppress(ValueError, LookupError, TypeError):  # a damaged line was reported
-                    entry = json.loads(line)
-                    self._latest[str(entry["run"])] = str(entry["event"])
+        self._latest = latest_events(queue.folder)  # by run
 
     def begins(self, run: QueuedRun) -> None:
         """Notes that the server begins a run, or goes on with it, even with one that had ended."""

@@ -36,10 +36,10 @@ class ClientStateFolder:
         self._others = folder
         self._folder = folder / run
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing of the run is kept here."""
-        return not self._saved()
+    def round_before(self, round_: int, stage: int = 0) -> int | None:
+        """The round of the state that :meth:`before` returns; None if there is none."""
+        earlier = self._earlier(round_, stage)
+        return max(earlier)[0] if earlier else None
 
     def before(self, round_: int, stage: int = 0) -> ClientState | None:
         """The state after the client's last training before this stage; None if there is none.
@@ -47,7 +47,7 @@ class ClientStateFolder:
         Raises:
             ValueError: the file is damaged.
         """
-        earlier = [when for when in self._saved() if when < (round_, stage)]
+        earlier = self._earlier(round_, stage)
         if not earlier:
             return None
         path = self._path(max(earlier))
@@ -77,7 +77,7 @@ class ClientStateFolder:
             make_private_folder(folder)
         values = {"values": json.dumps(dict(state.values))}
         save_tensors(self._path((round_, stage)), state.tensors, values, mode=0o600)
-        earlier = sorted(when for when in self._saved() if when < (round_, stage))
+        earlier = sorted(self._earlier(round_, stage))
         last = [*dict(earlier).items()]  # the last stage of each round
         old = [when for when in last if when[0] <= round_ - KEPT_ROUNDS]
         needed = {(round_, stage), *last} - {*old[:-from_before]}
@@ -87,6 +87,9 @@ class ClientStateFolder:
         for other in self._others.iterdir():
             if other != self._folder and other.is_dir():  # a system may put files of its own there
                 shutil.rmtree(other)
+
+    def _earlier(self, round_: int, stage: int) -> list[tuple[int, int]]:
+        return [when for when in self._saved() if when < (round_, stage)]
 
     def _saved(self) -> list[tuple[int, int]]:
         """Round and stage of every file."""

@@ -16,6 +16,9 @@ MODELS = "models"  # in a task: the names of the models that are sent
 REGISTERED = "registered"  # in a greeting: the name of the client's key at the server
 RUN = "run"  # in a task: which run this is, where clients keep state
 TRAINED = "trained"  # in a task: the latest round in which a real client's state was used
+# In a reply's config, where the server used a later state of this client than it has: the round of
+# the one that it went on from, 0 if it began afresh
+STATE_OF = "state_of"
 CONTRIBUTED = "contributed"  # in a task: the latest one in which rows that it sent were
 FROZEN = "frozen"  # in greetings and tasks: the frozen weights' digest; in first tasks their array
 FROZEN_FOLDER = "frozen_folder"  # in a task: where the weights are, if clients share the disk

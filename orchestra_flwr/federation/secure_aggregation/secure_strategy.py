@@ -145,9 +145,7 @@ class SecureStrategy(OrchestraStrategy):
             entries=lambda client: self._entries("input", client, text(client)),
         )
         messages = training.configure_train(self.round.number)
-        replies = self._grid.send_and_receive(
-            map(self._with_basis, messages), timeout=self._timeout
-        )
+        replies = training.replies(self._grid, map(self._with_basis, messages))
         for task, message in zip(tasks, replies, strict=True):
             self._note_answer(task.client, message)
             self._take_reply(task.client, message, self._take_vector)

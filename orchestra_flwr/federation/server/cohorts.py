@@ -39,6 +39,7 @@ class Cohorts:
         self._asynchronous = exchange if isinstance(exchange, Asynchronous) else None
         learner = self.federation.models.learner
         self._capacity = learner.capacity  # clients of a run at most; None: any number
+        self._capacity_key = learner.capacity_key
         self._keep_state = keeps_state(self._config, learner) or exchange.remembers
         self._sum_is_full = False  # whether it was shown that more clients are here
         self._over_capacity: set[str] = set()  # clients for whom there was no number left
@@ -114,7 +115,7 @@ class Cohorts:
             return nodes
         why = (
             f"all {self._capacity} places of this run have been given to other clients "
-            "(terms.<name>.capacity)"
+            f"({self._capacity_key})"
         )
         if len(late) == len(nodes):
             raise FederationError(f"client {late[0]} cannot take part: {why}, none of whom is here")

@@ -35,7 +35,9 @@ from orchestra_flwr.flower.fleet import time_to_live
 from orchestra_flwr.reporting import RunFolder
 
 POLL_SECONDS = 0.5
-OFFER_SECONDS = 30.0  # that an offer, which has no arrays, waits for its answer
+# That an offer, which has no arrays, waits for its answer: as long as the wait for those that are
+# away lasts, but a client that is here needs some time to answer.
+OFFER_SECONDS, LEAST_OFFER_SECONDS = 30.0, 10.0
 MAX_NAMES = 20  # in a line
 SHARED = "shared"  # in the run folder: the encoder that was sent during the run
 
@@ -138,10 +140,13 @@ class EncoderDelivery:
         waits = False
         answers: dict[str, str] = {}
         deadline = time.monotonic() + wait
+        self.note(digest, [], sorted(self._able(self.members.met | expected)), False)
         while True:
             not_asked = answers.keys() | busy
             here = {n: i for n, i in self.members.all_present().items() if n not in not_asked}
-            words = dict(self._ask(here, RecordDict({CONFIG: offer}), OFFER_SECONDS))
+            left = deadline - time.monotonic() if wait else self.wait
+            patience = min(OFFER_SECONDS, max(LEAST_OFFER_SECONDS, left))
+            words = dict(self._ask(here, RecordDict({CONFIG: offer}), patience))
             if wanted := {name: here[name] for name, word in words.items() if word == WANTED}:
                 arrays = arrays or to_record({ENCODER: np.fromfile(encoder, np.uint8)})
                 content = RecordDict({ARRAYS: arrays, CONFIG: offer})

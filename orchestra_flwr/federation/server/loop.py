@@ -129,6 +129,7 @@ class FederationRun:
             frozen_weights(self.models, members, folder),
             progress.client_asked,
             members.is_simulated,
+            progress.client_came,
         )
         self.timeline = Timeline.of(config, members.images, self.models.schemas)
         self.work = OutstandingWork.of(self.grid, self.federation, members, progress.round_started)

@@ -85,6 +85,8 @@ class Federation:
     frozen: FrozenWeights | None = None  # which nobody trains; None: all is trained
     on_asked: Callable[[str], None] = lambda client: None  # called with each that is sent a model
     is_simulated: bool = False  # whether all clients are
+    # Called with each client whose reply has come and waits to be taken, and whether it is no error
+    on_arrival: Callable[[str, bool], None] = lambda client, good: None
 
     def __post_init__(self) -> None:
         privacy = self.config.privacy

@@ -1,7 +1,7 @@
 """The messages of a round: tasks to clients, what comes of their replies, and whether it counts."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ class RoundMessages:
     progress: Progress
     timeline: Timeline | None  # the virtual time of a simulation with a clock
     work: OutstandingWork | None  # of real clients that begin and end when they can
+    _late: set[str] = field(default_factory=set, init=False)  # clients, until they are free again
 
     @property
     def ends_early(self) -> bool:
@@ -72,6 +73,9 @@ class RoundMessages:
         label = "training" if round_.trains or not release else f"first {release.label}"
         if isinstance(exchange, Asynchronous) and round_.trains and self.work is None:
             exchange.remember(round_.number - 1, models.arrays(models.first))
+        for client in self._late & round_.nodes.keys():  # it has ended what nobody waited for
+            self._late.discard(client)
+            self.federation.on_arrival(client, True)
         for number, stage in enumerate(self._stages(round_)):
             for target, source in stage.copies.items():
                 models.copy(source, target)
@@ -126,7 +130,7 @@ class RoundMessages:
         if self.ends_early and not round_.versions:
             strategy.aggregate_first(self._first_replies(round_, strategy, messages))
             return
-        replies = self.grid.send_and_receive(messages, timeout=timeout)
+        replies = strategy.replies(self.grid, messages)
         strategy.aggregate_train(round_.number, replies)
 
     def _note_sum(self, number: int) -> None:
@@ -137,7 +141,11 @@ class RoundMessages:
         self, round_: Round, stage: Stage, report: RoundReport, work: OutstandingWork
     ) -> None:
         """Updates the models by results that have come, and were shown when they came."""
-        shown = replace(self.federation, on_client=lambda client, ok: None)
+
+        def unseen(client: str, ok: bool) -> None:
+            pass
+
+        shown = replace(self.federation, on_client=unseen, on_arrival=unseen)
         strategy = OrchestraStrategy(shown, round_, stage, report)
         strategy.began = work.since(round_.cohort)
         report.bytes_down += work.bytes_sent
@@ -165,6 +173,7 @@ class RoundMessages:
             self.progress.message(f"{why}; the server's state stays as it is")
         self.members.mark_lost([failure.client for failure in report.dropped if failure.silent])
         self.members.mark_late(report.late)
+        self._late.update(report.late)
 
     def _with_reasons(self, dropped: list[Dropped]) -> list[Dropped]:
         """Replaces the reason of silent clients that could not answer: their keys were revoked."""
@@ -182,7 +191,7 @@ class RoundMessages:
         limit = round_.limit or self.federation.config.federation.round_timeout
         if self.timeline is None:
             grid: Any = self.grid  # of real clients
-            return iter(grid.receive_first(messages, strategy.needed, limit))
+            return iter(grid.receive_first(messages, strategy.needed, limit, came=strategy.came))
         tasks, needed = strategy.stage.tasks, strategy.needed
         return self.timeline.receive_first(
             self.grid, messages, tasks, needed, limit, trains=round_.trains
@@ -201,7 +210,7 @@ class RoundMessages:
         strategy = OrchestraStrategy(self.federation, now, stage, report)
         messages = strategy.configure_evaluate(round_.number)
         self.progress.round_started(round_.number, len(asked), SCORING)
-        replies = self.grid.send_and_receive(messages, timeout=self.federation.timeout)
+        replies = strategy.replies(self.grid, messages)
         strategy.aggregate_evaluate(round_.number, replies)
         report.unscored = self._with_reasons(report.unscored)
         for failure in report.unscored:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from orchestra_flwr.evaluation import LabelFreeScores
@@ -24,6 +25,7 @@ from orchestra_flwr.federation.messages.fields import (
     LOCAL_SCORES,
     MODELS,
     PERSONAL,
+    STATE_OF,
     with_prefix,
 )
 from orchestra_flwr.federation.messages.replies import (
@@ -40,7 +42,7 @@ from orchestra_flwr.federation.server.round_report import Dropped, RoundReport
 from orchestra_flwr.federation.server.stage_update import StageUpdate
 from orchestra_flwr.flower.arrays import NumpyArray, payload_bytes, record_of, to_record
 from orchestra_flwr.flower.fleet import time_to_live
-from orchestra_flwr.flower.streaming_grid import Arrival
+from orchestra_flwr.flower.streaming_grid import Arrival, StreamingGrid
 from orchestra_flwr.methods import Role
 
 
@@ -91,6 +93,17 @@ class OrchestraStrategy(Strategy):
         if len(task.models) > 1:
             entries[MODELS] = list(task.models)
         return entries
+
+    def replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
+        """One reply for every message of the stage, in their order."""
+        timeout = self.federation.timeout
+        if isinstance(grid, StreamingGrid):
+            return grid.send_and_receive(messages, timeout=timeout, came=self.came)
+        return iter(grid.send_and_receive(messages, timeout=timeout))
+
+    def came(self, message: Message, good: bool) -> None:
+        """Called when the reply to a message of the stage is there, though its turn may not be."""
+        self.federation.on_arrival(str(message.content[CONFIG]["client"]), good)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -146,6 +159,8 @@ class OrchestraStrategy(Strategy):
                 self.report.slowest = max(seconds, self.report.slowest or 0.0)
             if plausibility.is_plausible(task, reply):
                 self._take(task, reply, update)
+            else:
+                self.federation.on_arrival(task.client, True)
         for task, reply, reason in plausibility.late():
             if reason is None:
                 self._take(task, reply, update)
@@ -263,9 +278,14 @@ class OrchestraStrategy(Strategy):
         )
 
     def _note_answer(self, client: str, message: Message) -> None:
-        """Counts its bytes, and notes whether the client has the frozen weights."""
+        """Counts its bytes, and notes what the client has: its own state, the frozen weights."""
         if message.has_content():
             self.report.bytes_up += payload_bytes(message.content)
+            about = message.content.get(CONFIG)
+            state = about.get(STATE_OF) if isinstance(about, ConfigRecord) else None
+            if isinstance(state, int):
+                goes_on = f"went on from that of round {state}" if state else "began afresh"
+                self.report.notes.append(f"client {client} lost its latest state and {goes_on}")
         if frozen := self.federation.frozen:
             frozen.heard_from(client, message.error.code if message.has_error() else None)
 

@@ -14,6 +14,9 @@ def test_what_is_relayed_arrives():
         def client_asked(self, client):
             self.asked += (client,)
 
+        def client_came(self, client, good):
+            self.came = (client, good)
+
         def images_evaluated(self, *values):
             self.evaluated += (values,)
 
@@ -28,7 +31,9 @@ def test_what_is_relayed_arrives():
     relayed = RelayedProgress(channel, 2)
     relayed.round_started(1, 2, "training")
     relayed.client_asked("a")
+    relayed.client_came("b", True)
     relayed.client_done("b", False)
+    assert shown.came == ("b", True)
     relayed.images_evaluated("target", 256, 718)
     assert (shown.round, shown.cohort, shown.done, shown.failed) == (1, 2, 1, 1)
     with relayed.phase("saving"):

@@ -28,6 +28,13 @@ def test_a_greeting_is_answered_with_name_and_images(worker, server, said, ask, 
     assert said == ["takes part with 20 images of 16 x 16 pixels: orchestra, convnet, 20 rounds"]
 
 
+def test_a_client_hears_that_a_run_has_not_places_for_all(worker, configured, said, ask, greeting):
+    """It said that it takes part, and the server alone that it did not."""
+    server = configured("terms.verification.weight=1", "terms.verification.capacity=7")
+    ask(worker(), "greet", greeting(server))
+    assert said[1].startswith("the run has places for 7 clients: those that come when others have")
+
+
 def test_a_client_hears_that_its_photographs_lose_most_of_their_pixels(
     worker, server, said, ask, greeting, photos
 ):

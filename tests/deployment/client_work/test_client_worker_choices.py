@@ -129,13 +129,37 @@ def test_a_client_says_that_its_state_is_gone(worker, said, tmp_path, configured
     ask(worker(), "train", task(server, 2, run="monday", trained=1))
     assert not any("afresh" in line for line in said)
     shutil.rmtree(tmp_path / "runs")
-    ask(worker(), "train", task(server, 3, run="monday", trained=2))
+    reply = ask(worker(), "train", task(server, 3, run="monday", trained=2))
     lines = [line for line in said if "afresh" in line]
     assert lines == [
-        f"this client trained in round 2 of this run, and {tmp_path / 'runs'} holds nothing of it: "
-        "it begins afresh"
+        f"this client trained in round 2 of this run, and {tmp_path / 'runs'} holds nothing from "
+        "before round 3: it begins afresh"
     ]
+    assert reply[CONFIG]["state_of"] == 0
     assert (tmp_path / "runs/monday/3.safetensors").is_file()
+
+
+def test_a_client_whose_server_was_restored_from_an_old_copy_says_so(
+    worker, said, tmp_path, configured, ask, task
+):
+    """Its folder was not empty, but held later rounds alone, and it began afresh without a word."""
+    server = configured("merging=fedbn")
+    one = worker()
+    ask(one, "train", task(server, 1, run="monday"))
+    for round_ in range(2, 7):
+        reply = ask(one, "train", task(server, round_, run="monday", trained=round_ - 1))
+        assert "state_of" not in reply[CONFIG]
+    assert not any("afresh" in line for line in said)
+    reply = ask(one, "train", task(server, 3, run="monday", trained=2))
+    assert any(
+        line.endswith("holds nothing from before round 3: it begins afresh") for line in said
+    )
+    assert reply[CONFIG]["state_of"] == 0
+    said.clear()
+    reply = ask(one, "train", task(server, 6, run="monday", trained=5))
+    assert any(line.endswith("holds only its state of round 3: it goes on from that")
+               for line in said)  # fmt: skip
+    assert reply[CONFIG]["state_of"] == 3
 
 
 def test_a_client_that_keeps_state_needs_a_name_for_the_run(worker, said, configured, ask, task):

@@ -95,6 +95,31 @@ def test_a_run_over_tls_is_watched_while_it_trains(machines, capsys):
     assert check_audit(machines.run)[0] == len(entries)
 
 
+def test_behind_a_client_that_hangs_the_others_are_shown_as_answered(machines):
+    machines.make_photos(a=24, b=24, c=24)
+    machines.keys("server", f"folder={machines.security}", "host=localhost", "client=a,b,c")
+    server = machines.server("federation.min_clients=3", "federation.rounds=2", "watch.port=0")
+    watched = port_in(server)
+    server.wait_for("listening on 127.0.0.1")
+    clients = {"a": machines.client("a")}
+    server.wait_for("client a joined")
+    clients["a"].send(signal.SIGSTOP)
+    clients |= {name: machines.client(name) for name in "bc"}
+    states, deadline = {}, time.monotonic() + 120
+    while set(states.values()) != {"at_work", "answered"} and time.monotonic() < deadline:
+        time.sleep(0.2)
+        status = get(watched, "status").json()
+        states = {entry["name"]: entry["state"] for entry in status["names"]}
+        states = states if "at_work" not in (states["b"], states["c"]) else {}
+    assert states == {"a": "at_work", "b": "answered", "c": "answered"}
+    assert status["waits_for"].startswith("1 of 3 clients") and status["clients"]["at_work"] == 1
+    assert status["replies"] == {"ok": 2, "failed": 0}
+    clients["a"].send(signal.SIGCONT)
+    assert server.wait() == 0, server.text
+    for client in clients.values():
+        client.end()
+
+
 def test_the_log_of_a_killed_server_goes_on(machines):
     """Who is revoked and who is turned away stand in it as well, and all lines are JSON."""
     machines.make_photos(a=24, b=24)

@@ -137,6 +137,25 @@ def test_a_full_disk_ends_no_run(folder, said, monkeypatch):
     assert check_audit(folder)[0] == LINES + 1
 
 
+def test_an_event_that_only_the_second_file_lacks_is_not_said_to_be_missing(
+    folder, said, monkeypatch
+):
+    log = AuditLog(folder, said.append)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_log, "write_atomically", full)
+        log.add("ended", why="done")
+    assert len(said) == 1 and "misses" not in said[0]
+    assert "has an event, ended, that audit.end does not count until the next one" in said[0]
+    assert check_audit(folder)[0] == LINES + 1
+    log.add("resumed")
+    assert "left_out" not in json.loads(lines_of(folder)[-1])
+    assert check_audit(folder)[0] == LINES + 2
+
+
 def test_strangers_fill_no_disk(folder, said):
     log = AuditLog(folder, said.append)
     overheard = log.overhearing(said.append)

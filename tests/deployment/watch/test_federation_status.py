@@ -46,6 +46,42 @@ def test_a_run_is_followed_from_its_start_to_a_finished_round(run):
     assert shown["names"][1] == {"name": "b", "state": "failed"}
 
 
+def test_who_has_answered_is_not_shown_at_work_behind_one_that_hangs(run):
+    """Replies are taken in the order of the clients, and that of `a` does not come."""
+    status = run.status
+    status.member("joined", "a")
+    status.member("joined", "b")
+    status.round_started(1, 2, "training")
+    for name in ("a", "b"):
+        status.client_asked(name)
+    for _ in range(2):
+        status.client_came("b", good=True)
+    shown = status.to_dict()
+    assert (shown["waits_for"], shown["clients"]["at_work"]) == ("1 of 2 clients", 1)
+    assert shown["replies"] == {"ok": 1, "failed": 0}
+    assert shown["names"] == [{"name": "a", "state": "at_work"}, {"name": "b", "state": "answered"}]
+    status.client_came("a", good=False)
+    assert (status.state, status.to_dict()["replies"]) == ("averaging", {"ok": 1, "failed": 1})
+    status.client_done("a", ok=False)
+    status.client_done("b", ok=False)  # what it sent cannot be used
+    assert status.to_dict()["replies"] == {"ok": 0, "failed": 2}
+    status.client_came("b", good=True)  # of an earlier round: it is not asked now
+    assert status.to_dict()["replies"] == {"ok": 0, "failed": 2}
+
+
+def test_a_late_client_is_at_work_until_it_is_free(run):
+    status = run.status
+    status.member("joined", "a")
+    status.round_started(1, 2, "training")
+    status.client_asked("a")
+    status.round_started(2, 1, "training")
+    assert status.to_dict()["names"][0] == {"name": "a", "state": "at_work"}
+    status.client_came("a", good=True)
+    status.round_started(3, 1, "training")
+    assert status.to_dict()["names"][0] == {"name": "a", "state": "here"}
+    assert status.to_dict()["replies"] == {"ok": 0, "failed": 0}
+
+
 def test_clients_that_come_and_go_are_counted_by_state(run):
     for event, name in [
         ("joined", "a"),

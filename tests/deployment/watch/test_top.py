@@ -143,6 +143,9 @@ def test_an_audit_log_is_checked(tmp_path, called):
     file.write_bytes(file.read_bytes().replace(b'"a"', b'"b"'))
     code, out, err = called(f"audit={tmp_path}")
     assert (code, out) == (1, "") and "line 1" in err and err.count("\n") == 1
+    file.unlink()
+    code, out, err = called(f"audit={tmp_path}")
+    assert (code, out, err) == (1, "", f"error: {file} is gone: by audit.end it had 1 line\n")
     code, _, err = called(f"audit={tmp_path}/none")  # a misspelt folder is no changed log
     assert code == 2 and err.endswith("/none: no such folder\n")
     assert called(f"audit={tmp_path}", "server=127.0.0.1:1")[0] == 2

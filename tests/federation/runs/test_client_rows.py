@@ -167,7 +167,7 @@ def test_who_comes_when_all_rows_have_been_given_out_is_said_and_left_out(
     assert sorted(set(asked)) == ["0", "1"]
     assert [line for line in said if "place" in line] == [
         "client 3 does not take part: all 2 places of this run have been given to other clients "
-        "(terms.<name>.capacity)"
+        "(terms.verification.capacity)"
     ]
     with pytest.raises(FederationError, match="^client 2 cannot take part: all 2 places"):
         run("other", *overrides, members=coming("01", "23"))

@@ -13,7 +13,7 @@ from orchestra_flwr.federation.messages.fields import ARRAYS
 from orchestra_flwr.federation.server.checkpoint import Position
 from orchestra_flwr.federation.server.round_report import RoundReport
 from orchestra_flwr.flower.arrays import from_record, to_record
-from orchestra_flwr.reporting import RunFolder
+from orchestra_flwr.reporting import Progress, RunFolder
 
 BRIGHTNESS = {"a": 0.0, "b": 0.2, "c": 0.4, "d": 1.0}
 IMAGES = {"a": 4, "b": 6, "c": 8, "d": 10}
@@ -97,6 +97,19 @@ def test_a_round_ends_with_enough_replies_and_who_is_late_is_not_asked_before_it
     second = mean(mean(0.0, "ab"), "ab")  # always half of all four, busy or not
     np.testing.assert_allclose(run.state["weights"][0, 0], mean(second, "ab"), rtol=1e-6)
     assert clients_of(run, "counted_so_far") == [0.5, 0.5, 0.5]
+
+
+def test_who_was_late_is_said_to_be_free_when_it_can_be_asked_again(
+    federate, toy, clock, monkeypatch
+):
+    """It was shown at work until the run ended."""
+    came = []
+    monkeypatch.setattr(
+        Progress, "client_came", lambda self, client, good: came.append((self.round, client))
+    )
+    run = federate(toy(*clock, "federation.enough=0.5", "federation.rounds=3"))
+    assert clients_of(run, "late") == [["c", "d"], [], ["c"]]
+    assert (2, "c") in came and "d" not in [client for _, client in came]
 
 
 def test_the_median_of_images_is_that_of_all_clients_whoever_is_free(federate, toy, clock):

@@ -28,7 +28,7 @@ class Network:
         self.met, self.late = set(words), set()
         self.sent, self.lost, self.looks, self.away_until = [], set(), 0, {}
         self.new_until, self.verify = 0, lambda *signed: True
-        self.revoked = set()
+        self.revoked, self.timeouts = set(), []
 
     def keys(self):
         registered = {*self.words, *"abcd"} - self.revoked
@@ -47,6 +47,7 @@ class Network:
 
     def send_and_receive(self, messages, *, timeout):
         names = {number: name for name, number in self.nodes.items()}
+        self.timeouts.append(timeout)
         for message in messages:
             name = names[message.metadata.dst_node_id]
             self.sent.append((name, message))
@@ -183,7 +184,8 @@ def test_how_far_it_is_can_be_followed(deliver, folder):
     network.away_until["b"] = 3
     deliver(network, note=lambda *values: noted.append(values))[0].at_the_end()
     digest = file_sha256(folder.encoder)
-    assert noted[0] == (digest, ["a"], ["b", "c"], False)
+    assert noted[0] == (digest, [], ["a", "b", "c"], False)  # before the first has answered
+    assert noted[1] == (digest, ["a"], ["b", "c"], False)
     assert noted[-1] == (digest, ["a", "b"], ["c"], True)
 
 
@@ -217,6 +219,13 @@ def test_of_very_many_clients_a_line_names_some(deliver):
     delivery, shown = deliver(Network(**{f"c{n:02}": ["stored"] for n in range(30)}))
     assert len(delivery.at_the_end()["clients"]) == 30
     assert shown[0].endswith("c18, c19, and 10 more")
+
+
+@pytest.mark.parametrize(("wait", "most"), [(0, 10), (20, 20), (600, 30)])
+def test_one_client_that_hangs_holds_up_the_end_for_no_longer_than_share_wait(deliver, wait, most):
+    network = Network(a=["stored"])
+    deliver(network, wait=wait)[0].at_the_end()
+    assert network.timeouts == [pytest.approx(most, abs=1)]
 
 
 def test_during_the_run_nobody_that_works_is_asked_and_taken_for_lost(deliver, folder):

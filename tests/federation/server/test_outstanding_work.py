@@ -57,7 +57,7 @@ class PacedGrid(SuperLinkGrid):
     def give_up(self, message_id):
         self.given_up.append(message_id)
 
-    def send_and_receive(self, messages, *, timeout=None):
+    def send_and_receive(self, messages, *, timeout=None, came=None):
         return self._inline.send_and_receive(messages)
 
     def delete_late_replies(self):

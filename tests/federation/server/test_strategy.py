@@ -215,6 +215,32 @@ def test_an_update_far_from_the_others_is_dropped_and_named(server):
     assert server.report.answered == 2 and metrics["loss/a"] == (3 * 0.3 + 0.1) / 4
 
 
+def test_who_has_answered_is_known_by_the_message_and_one_that_is_judged_last_as_well(server):
+    came = []
+    server = server()
+    server.federation = replace(server.federation, on_arrival=lambda *reply: came.append(reply))
+    questions = server.ask()
+    server.strategy.came(questions[1], False)
+    assert came == [("b", False)]
+    with torch.no_grad():
+        server.method.weights.fill_(1)
+    states = ([3001, 1], [2, 1], [1, 6])  # the first moves far: whether too far shows at the end
+    server.take([answer(q, server, s, [[0, 0, 0]]) for q, s in zip(questions, states, strict=True)])
+    assert came[1] == ("a", True)
+
+
+def test_a_client_that_lost_its_state_is_named_in_the_round(server):
+    server = server()
+    replies = three_answers(server, server.ask())
+    for reply, state in zip(replies, (0, 3, "nonsense"), strict=True):
+        reply.content[CONFIG]["state_of"] = state
+    server.take(replies)
+    assert server.report.notes == [
+        "client a lost its latest state and began afresh",
+        "client b lost its latest state and went on from that of round 3",
+    ]
+
+
 def test_a_clipped_update_is_not_held_against_others(server):
     """Else one client would have a say in whether another one's noise hides it."""
     server = server(*CLIPPED)
