@@ -8,6 +8,7 @@ only once, so nothing has to be locked.
 """
 
 import itertools
+import json
 import os
 import stat
 from contextlib import suppress
@@ -27,11 +28,11 @@ from orchestra_flwr.config import (
 from orchestra_flwr.config.user_packages import check_named
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.deployment.server_config import DISPLAY, OF_THE_SERVER, ServerConfig
-from orchestra_flwr.deployment.watch.audit_log import latest_events
 from orchestra_flwr.files import at_home, make_private_folder, write_atomically, write_new
 from orchestra_flwr.folder_lock import is_locked
 
 CONFIGURATION, RUN, ENDED = "run.yaml", "run", "ended"
+LOG = "audit.jsonl"  # the server's, with a line for each event of a run: watch/queue_log.py
 WAITING, BEGUN = "waiting", "begun"
 DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
 MAX_REASON = 500  # characters
@@ -232,3 +233,17 @@ def _found_from_anywhere(config: ServerConfig) -> dict[str, Any]:
             if path.parts and (path.is_file() if name == "weights" else path.exists()):
                 place[name] = str(path.absolute())
     return values
+
+
+def latest_events(folder: Path) -> dict[str, str]:
+    """The latest event of each run that a queue's log names, also of runs that were removed.
+
+    Of a damaged log, which its server reports, what can be read.
+    """
+    latest = {}
+    with suppress(OSError):
+        for line in (folder / LOG).read_text(errors="replace").splitlines():
+            with suppress(ValueError, LookupError, TypeError):
+                entry = json.loads(line)
+                latest[str(entry["run"])] = str(entry["event"])
+    return latest

@@ -182,20 +182,6 @@ def check_audit(folder: Path) -> tuple[int, str]:
     return len(lines), last
 
 
-def latest_events(folder: Path) -> dict[str, str]:
-    """The latest event of each run that a queue's log names, also of runs that were removed.
-
-    Of a damaged log, which its server reports, what can be read.
-    """
-    latest = {}
-    with suppress(OSError):
-        for line in (folder / FILE).read_text(errors="replace").splitlines():
-            with suppress(ValueError, LookupError, TypeError):
-                entry = json.loads(line)
-                latest[str(entry["run"])] = str(entry["event"])
-    return latest
-
-
 def _end_of(file: Path) -> tuple[int, str]:
     """The number of lines and the last digest of a damaged log, as far as it has one."""
     with suppress(OSError, ValueError, LookupError, TypeError):

@@ -10,8 +10,9 @@ from orchestra_flwr.deployment.run_queue import (
     WAITING,
     QueuedRun,
     RunQueue,
+    latest_events,
 )
-from orchestra_flwr.deployment.watch.audit_log import AuditLog, latest_events
+from orchestra_flwr.deployment.watch.audit_log import AuditLog
 from orchestra_flwr.fingerprints import file_sha256
 
 SUBMITTED, ENDED = "submitted", "ended"
