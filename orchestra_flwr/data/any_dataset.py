@@ -17,12 +17,12 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE, first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
+from orchestra_flwr.data.label_column import LABEL, label_columns
 from orchestra_flwr.square_image import square_image
 
 logger = logging.getLogger(__name__)
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
-LABEL = "label"  # the name of a column
 PANDAS_NA = "<NA>"  # as a text: the value itself cannot be compared
 PANDAS_NAT = "NaTType"  # an empty cell of dates; its text may be a class
 COLOURS = {3, 4}  # channels of a colour image, without and with transparency
@@ -240,19 +240,14 @@ def _is_image(value: Any) -> bool:
 
 def _label_column(items: Any, columns: Sequence[Any]) -> Any:
     """The one of these columns that holds the label; None without one."""
-    if LABEL in columns:
-        return LABEL
     declared = [key for key in columns if _class_names_of(items, key) is not None]
-    exact = [key for key in columns if key in declared or key in ("class", "target")]
-    for fitting in (exact, [key for key in columns if LABEL in str(key)]):
-        if len(fitting) > 1:
-            raise ConfigError(
-                f"dataset: several columns may hold the label: {', '.join(map(str, fitting))}; "
-                f"rename the one with the classes to {LABEL}, or remove the others"
-            )
-        if fitting:
-            return fitting[0]
-    return None
+    fitting = label_columns(columns, declared)
+    if len(fitting) > 1:
+        raise ConfigError(
+            f"dataset: several columns may hold the label: {', '.join(map(str, fitting))}; "
+            f"rename the one with the classes to {LABEL}, or remove the others"
+        )
+    return fitting[0] if fitting else None
 
 
 def _class_names_of(items: Any, column: Any) -> Sequence[str] | None:
