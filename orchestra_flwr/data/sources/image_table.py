@@ -74,6 +74,7 @@ class ImageTable(Source):
             test = None
             if options.test_table:
                 test = _listed(files, "data.test_table", options.test_table, options, None)
+                _warn_of_shared(train, test, options.test_table)
             key = f"data.label={options.label}"
             classes = Classes(key, _values(train.labels, SEVERAL in "".join(train.labels)))
             contents = Contents(
@@ -150,6 +151,15 @@ def _listed(
         text = "%s=%s: %d of %d images have no %s; together they count as one group, named %s"
         logger.warning(text, key, path, without, len(groups), group, folder_name(""))
     return _Lines([file for file, _ in listed.values()], labels, groups)
+
+
+def _warn_of_shared(train: _Lines, test: _Lines, test_table: str) -> None:
+    """An image that was trained on is found again: its score says nothing of new images."""
+    if shared := len({*train.files}.intersection(test.files)):
+        text = (
+            "data.test_table=%s: %d of %d images are training images as well; scores look too high"
+        )
+        logger.warning(text, test_table, shared, len(test.files))
 
 
 def _why_none(missing: list[str], several: list[str], files: list[ImageFile]) -> str:
