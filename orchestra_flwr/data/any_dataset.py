@@ -35,14 +35,15 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
 
     Args:
         source: a data set; a pair of two, for training and testing; or a mapping with "train" and
-            maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
-            images, pairs (image, label), or mappings with an image and maybe a label: torch's and
-            torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), both for gray
-            images also (N, H, W), lists. Labels are whole numbers or texts; -1, None, an empty text
-            and pandas' value of an empty cell mean no label. Unlabelled test images are left out if
-            others have labels. Broken files are named in a warning and left out. In a mapping the
-            label is the item "label"; else the only column that holds class labels or is called
-            "class" or "target"; else the only one with "label" in its name.
+            maybe "test", "validation", "valid" or "val", of which the first is used, as Hugging
+            Face's DatasetDict. The items of a data set are images, pairs (image, label), or
+            mappings with an image and maybe a label: torch's and torchvision's, Hugging Face's,
+            tensors (N, C, H, W), arrays (N, H, W, C), both for gray images also (N, H, W), lists.
+            Labels are whole numbers or texts; -1, None, an empty text and pandas' value of an empty
+            cell mean no label. Unlabelled test images are left out if others have labels. Broken
+            files are named in a warning and left out. In a mapping the label is the item "label";
+            else the only column that holds class labels or is called "class" or "target"; else the
+            only one with "label" in its name.
         size: height and width of its images in pixels.
 
     Raises:
@@ -103,6 +104,12 @@ def _splits(source: Any) -> tuple[Any, Any]:
             raise ConfigError(
                 f"dataset: must have a split named train, not only {', '.join(map(str, source))}"
             )
+        for split in source:
+            if split not in ("train", *TEST_SPLITS):  # the user may think that it is used
+                raise ConfigError(
+                    f"dataset: {printable(str(split))} is no split that is used, must be one of "
+                    f"train, {', '.join(TEST_SPLITS)}; leave it out or rename it"
+                )
         return source["train"], next((source[s] for s in TEST_SPLITS if s in source), None)
     if isinstance(source, tuple):
         if len(source) != 2:
