@@ -37,8 +37,9 @@ def simulate(
         dataset: the images, instead of data=...: a data set of torch, torchvision or Hugging Face,
             a tensor (N, C, H, W), an array (N, H, W, C), either as (N, H, W) for gray images, or a
             list of images or of pairs (image, label); a pair (train, test) of these, or a mapping
-            with "train" and "test". They are decoded, made square (`data.image_size`) and stored in
-            the user's cache folder for the run's processes and for resume=.
+            with "train" and "test" (or "validation"). They are decoded, made square
+            (`data.image_size`) and stored in the user's cache folder for the run's processes and
+            for resume=.
         progress: True shows what the command shows (`logging.progress`); a function is called after
             each round with its `round` (0: before training), `rounds`, `loss`, `scores` (None if
             it was not evaluated), `seconds` and `dropped` (a line for each dropped client).

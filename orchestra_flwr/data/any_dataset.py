@@ -17,12 +17,12 @@ from orchestra_flwr.console.printable import printable
 from orchestra_flwr.console.text import counted
 from orchestra_flwr.data.image_files.archive import SUFFIXES, UNDECODABLE, first_ones
 from orchestra_flwr.data.images import UNLABELLED, Dataset, ImageSet, warn_of_unlabelled
+from orchestra_flwr.data.label_column import LABEL, label_columns
 from orchestra_flwr.square_image import square_image
 
 logger = logging.getLogger(__name__)
 
 TEST_SPLITS = ("test", "validation", "valid", "val")  # the first that is there is used
-LABEL = "label"  # the name of a column
 PANDAS_NA = "<NA>"  # as a text: the value itself cannot be compared
 PANDAS_NAT = "NaTType"  # an empty cell of dates; its text may be a class
 COLOURS = {3, 4}  # channels of a colour image, without and with transparency
@@ -35,14 +35,15 @@ def as_dataset(source: Any, name: str, size: int) -> Dataset:
 
     Args:
         source: a data set; a pair of two, for training and testing; or a mapping with "train" and
-            maybe "test" or "validation", as Hugging Face's DatasetDict. The items of a data set are
-            images, pairs (image, label), or mappings with an image and maybe a label: torch's and
-            torchvision's, Hugging Face's, tensors (N, C, H, W), arrays (N, H, W, C), both for gray
-            images also (N, H, W), lists. Labels are whole numbers or texts; -1, None, an empty text
-            and pandas' value of an empty cell mean no label. Unlabelled test images are left out if
-            others have labels. Broken files are named in a warning and left out. In a mapping the
-            label is the item "label"; else the only column that holds class labels or is called
-            "class" or "target"; else the only one with "label" in its name.
+            maybe "test", "validation", "valid" or "val", of which the first is used, as Hugging
+            Face's DatasetDict. The items of a data set are images, pairs (image, label), or
+            mappings with an image and maybe a label: torch's and torchvision's, Hugging Face's,
+            tensors (N, C, H, W), arrays (N, H, W, C), both for gray images also (N, H, W), lists.
+            Labels are whole numbers or texts; -1, None, an empty text and pandas' value of an empty
+            cell mean no label. Unlabelled test images are left out if others have labels. Broken
+            files are named in a warning and left out. In a mapping the label is the item "label";
+            else the only column that holds class labels or is called "class" or "target"; else the
+            only one with "label" in its name.
         size: height and width of its images in pixels.
 
     Raises:
@@ -103,6 +104,12 @@ def _splits(source: Any) -> tuple[Any, Any]:
             raise ConfigError(
                 f"dataset: must have a split named train, not only {', '.join(map(str, source))}"
             )
+        for split in source:
+            if split not in ("train", *TEST_SPLITS):  # the user may think that it is used
+                raise ConfigError(
+                    f"dataset: {printable(str(split))} is no split that is used, must be one of "
+                    f"train, {', '.join(TEST_SPLITS)}; leave it out or rename it"
+                )
         return source["train"], next((source[s] for s in TEST_SPLITS if s in source), None)
     if isinstance(source, tuple):
         if len(source) != 2:
@@ -240,19 +247,14 @@ def _is_image(value: Any) -> bool:
 
 def _label_column(items: Any, columns: Sequence[Any]) -> Any:
     """The one of these columns that holds the label; None without one."""
-    if LABEL in columns:
-        return LABEL
     declared = [key for key in columns if _class_names_of(items, key) is not None]
-    exact = [key for key in columns if key in declared or key in ("class", "target")]
-    for fitting in (exact, [key for key in columns if LABEL in str(key)]):
-        if len(fitting) > 1:
-            raise ConfigError(
-                f"dataset: several columns may hold the label: {', '.join(map(str, fitting))}; "
-                f"rename the one with the classes to {LABEL}, or remove the others"
-            )
-        if fitting:
-            return fitting[0]
-    return None
+    fitting = label_columns(columns, declared)
+    if len(fitting) > 1:
+        raise ConfigError(
+            f"dataset: several columns may hold the label: {', '.join(map(str, fitting))}; "
+            f"rename the one with the classes to {LABEL}, or remove the others"
+        )
+    return fitting[0] if fitting else None
 
 
 def _class_names_of(items: Any, column: Any) -> Sequence[str] | None:

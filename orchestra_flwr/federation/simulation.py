@@ -1,6 +1,6 @@
 """Simulated federations: all images are here, and an engine runs the clients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -31,9 +31,12 @@ from orchestra_flwr.federation.server.run_encoders import check_kept
 from orchestra_flwr.federation.split_record import check_split, recorded_split
 from orchestra_flwr.methods import Role
 from orchestra_flwr.methods.labels import classes_of, sees_labels, with_class_names
+from orchestra_flwr.models import BatchNormPolicy
 from orchestra_flwr.reporting import Progress, RunFolder, check_trackers
 from orchestra_flwr.reporting.run_estimate import first_estimate
 from orchestra_flwr.training import build_learner, check_model, resolve_device, starting_learner
+
+ENOUGH_IMAGES = 4  # of a client, so that an honest update is hardly ever dropped
 
 
 @contextmanager
@@ -182,6 +185,27 @@ def _announce(config: Config, population: Population, engine: Engine, progress: 
     progress.message(f"device: {device}, engine={config.engine.name}")
     if engine.remark:
         progress.message(engine.remark)
+    if warning := _few_images_warning(config, [*map(len, population.parts.values())]):
+        progress.message(warning)
+
+
+def _few_images_warning(config: Config, sizes: Sequence[int]) -> str | None:
+    """A line where honest clients may send updates that are implausible; None where not.
+
+    The variance of so few activations can be near 0, and BatchNorm divides by it.
+
+    Args:
+        sizes: how many images each client has.
+    """
+    norms, few = BatchNormPolicy.of(config), sum(size < ENOUGH_IMAGES for size in sizes)
+    bounded = config.federation.max_update is not None and config.privacy.clip is None
+    if not few or not bounded or not norms.in_backbone or norms.name == "frozen":
+        return None
+    return (
+        f"WARNING: {few:,} of {counted(len(sizes), 'client')} have fewer than {ENOUGH_IMAGES} "
+        "images, too few for BatchNorm: updates may be so large that they are dropped; fewer "
+        "federation.clients have more images each, and model.norm=group has no BatchNorm"
+    )
 
 
 def check_resources(config: Config) -> Engine:

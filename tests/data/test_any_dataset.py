@@ -240,6 +240,10 @@ def test_broken_files_that_a_data_set_decodes_are_named_and_left_out(tmp_path, c
         ("photos", "dataset: the training images are a path, not a data set: .* data=image_folder"),
         (Path("photos"), "dataset: the training images are a path, not a data set: "),
         ({"test": PICTURES}, "dataset: must have a split named train, not only test"),
+        (
+            {"train": PICTURES, "foo": PICTURES},
+            "dataset: foo is no split that is used, must be one of train, test, validation, valid",
+        ),
         ((PICTURES,) * 3, r"dataset: must be one, or a pair \(train, test\), not 3"),
         (
             [Pictures(), Pictures()],

@@ -82,3 +82,26 @@ def test_a_run_that_is_to_end_evaluates_no_further(simulated, monkeypatch):
     monkeypatch.setattr(InlineEngine, "run", stopped)
     with pytest.raises(FederationError, match="the run was stopped"):
         run()
+
+
+@pytest.mark.parametrize(
+    ("option", "clients", "warns"),
+    [
+        ("model.norm=batch", 40, True),  # 3 images each
+        ("model.norm=batch", 30, False),
+        ("model.norm=group", 40, False),
+        ("model.batch_norm=frozen", 40, False),
+        ("federation.max_update=null", 40, False),
+    ],
+)
+def test_clients_with_too_few_images_for_batch_norm_are_counted(tiny, option, clients, warns):
+    options = ["partition=iid", "model.norm=batch", option, f"federation.clients={clients}"]
+    config, lines = tiny(*options), []
+    progress = Progress(1)
+    progress.message = lines.append
+    population = load_population(config)
+    simulation._announce(config, population, config.engine.build(config), progress)
+    says = "WARNING: 40 of 40 clients have fewer than 4 images"
+    assert [line for line in lines if "WARNING" in line and line.startswith(says)] == (
+        [lines[-1]] if warns else []
+    )

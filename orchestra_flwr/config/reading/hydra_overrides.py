@@ -102,7 +102,9 @@ def _lines(
     key, text = override.key_or_group, override.input_line or ""
     group, dot, _ = key.partition(".")
     if group in (*section.referred, "hydra") or override.package is not None:
-        raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help)")
+        hint = key == "hydra.run.dir" and "run_dir" in section.model_fields
+        folder = "; run_dir= names a run's folder" if hint else ""
+        raise ConfigError(f"{text.partition('=')[0]}: unknown key (see --help){folder}")
     rooms = rooms_of(section)
     free = group in rooms or group == "terms" or key in section_keys(section)
     if dot and free and not override.is_delete():  # a key that need not be in a file

@@ -27,6 +27,7 @@ class Source(Plugin, ABC):
     Attributes:
         listed: `load` may call it before it decodes images, with their labels and files but without
             pixels, (N, C, 0, 0), so that what these rule out is refused early.
+        without_labels: what to do about images that have none; `load` may set it.
 
     Args:
         settings: the source's own options, an object of its `Settings`.
@@ -36,6 +37,7 @@ class Source(Plugin, ABC):
     channels: ClassVar[int] = 3
     classes: ClassVar[int | None] = None
     max_turn: ClassVar[float] = 360.0
+    without_labels: str = "they must lie in class folders, or a table must have their labels"
 
     def __init__(self, settings: Any, data: DataConfig) -> None:
         self.settings = settings
@@ -85,7 +87,7 @@ def load_dataset(
         ConfigError: as :meth:`Source.load`, or they are not what their source declares.
     """
     source: Source = config.build(config)
-    source.listed = lambda dataset: listed(_with_test_images(dataset, config))
+    source.listed = lambda dataset: listed(_with_test_images(dataset, config, source))
     dataset = source.load()
     config.check_returned("load", dataset, isinstance(dataset, Dataset), "a Dataset")
     actual = (dataset.channels, dataset.image_size)
@@ -101,10 +103,10 @@ def load_dataset(
                 f"data={config.name}: {type(source).__name__} must give labels from {UNLABELLED} "
                 f"to {len(part.classes) - 1}, positions in classes"
             )
-    return _with_test_images(dataset, config)
+    return _with_test_images(dataset, config, source)
 
 
-def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
+def _with_test_images(dataset: Dataset, config: DataConfig, source: Source) -> Dataset:
     """Makes test images of `data.test_share` of each class's labelled training images."""
     train, share = dataset.train, config.test_share
     if share is None:
@@ -116,7 +118,7 @@ def _with_test_images(dataset: Dataset, config: DataConfig) -> Dataset:
     if train.targets is None:
         raise ConfigError(
             f"data.test_share={share:g}: the images have no labels to test with; "
-            "they must lie in class folders, or a table must have their labels"
+            f"{source.without_labels}"
         )
     # Images with several labels are all alike here.
     labels = torch.zeros(len(train)).long() if train.labels is None else train.labels

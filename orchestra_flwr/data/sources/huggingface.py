@@ -13,6 +13,7 @@ from orchestra_flwr.data.image_files import GroupOptions
 from orchestra_flwr.data.image_files.archive import read_regular
 from orchestra_flwr.data.image_files.image_rows import HIDDEN, Classes, Contents, Rows, load_rows
 from orchestra_flwr.data.images import Dataset
+from orchestra_flwr.data.label_column import label_columns
 from orchestra_flwr.data.sources import Source
 from orchestra_flwr.extras import log_the_hub_once, require
 from orchestra_flwr.files import at_home
@@ -54,13 +55,17 @@ class HuggingFace(Source):
         name = self.settings.test or next((n for n in TEST_SPLITS if n in splits), None)
         test = self._split(splits, "test", name) if name else None
         columns = _Columns(train, self.settings)
+        if columns.label is None and columns.others:
+            self.without_labels = (
+                f"data.label must name the column of their classes: {', '.join(columns.others)}"
+            )
         contents = Contents(
             columns.rows(train, "train"),
             None if test is None else columns.rows(test, "test"),
             columns.classes.names,
         )
         given = [
-            [self.settings.image, self.settings.label],
+            [self.settings.image, columns.label],  # by any rule: a cache holds its classes
             self.settings.group and [self.settings.group, "%2F"],  # in a name, for a slash
         ]
         return load_rows(contents, self.data, self.settings, given, self.listed)
@@ -72,19 +77,29 @@ class HuggingFace(Source):
 
 
 class _Columns:
-    """Which columns hold images, classes and groups."""
+    """Which columns hold images, classes and groups.
+
+    Attributes:
+        label: that of the classes; None without one.
+        others: those that are neither images nor groups, and that `data.label` may name.
+    """
 
     def __init__(self, split: Any, settings: HuggingFace.Settings) -> None:
         from datasets import ClassLabel, Image
 
         features = split.features
         self._image: str = _column(features, "image", settings.image, Image)
-        self._label = _column(features, "label", settings.label, ClassLabel, optional=True)
         self._group = settings.group and _column(features, "group", settings.group, object)
-        named = features.get(self._label)
+        self.others = [
+            name
+            for name, feature in features.items()
+            if name not in (self._image, self._group) and not isinstance(feature, Image)
+        ]
+        self.label = _label_column(features, settings.label, self.others)
+        named = features.get(self.label)
         named = getattr(named, "feature", named)  # of lists, what they hold
         names = named.names if isinstance(named, ClassLabel) else None
-        self.classes = Classes(f"data.label={self._label}", self._values(split, self._label), names)
+        self.classes = Classes(f"data.label={self.label}", self._values(split, self.label), names)
 
     def rows(self, split: Any, part: str) -> Rows:
         """The images of a split; its name is part of theirs."""
@@ -104,7 +119,7 @@ class _Columns:
             content: bytes | None = value["bytes"]
             return read_regular(Path(value["path"])) if content is None else content
 
-        labelled = self._label in split.features
+        labelled = self.label in split.features
         values = self._values(split, self._group) if self._group in split.features else None
         kind = split.features.get(self._group)
         if values is not None and isinstance(kind, ClassLabel):
@@ -115,7 +130,7 @@ class _Columns:
         return Rows(
             names=[f"{part}/{index}" for index in range(len(split))],
             read=read,
-            targets=self.classes.targets(self._values(split, self._label)) if labelled else None,
+            targets=self.classes.targets(self._values(split, self.label)) if labelled else None,
             groups=None if values is None else [str(value) for value in values],
             identity=lambda names: str(split._fingerprint),
         )
@@ -151,18 +166,33 @@ def _splits(settings: HuggingFace.Settings) -> Mapping[str, Any]:
     return splits if isinstance(splits, Mapping) else {settings.train: splits}
 
 
-def _column(
-    features: Mapping[str, Any], key: str, name: str | None, kind: type, *, optional: bool = False
-) -> Any:
-    """The column that an option names, or else the only one of a kind."""
-    fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
+def _label_column(features: Mapping[str, Any], name: str | None, others: list[str]) -> str | None:
+    """The column of the classes, as :func:`label_columns` chooses it unless `data.label` does."""
+    from datasets import ClassLabel
+
     if name is not None:
-        if name not in features:
-            raise ConfigError(f"data.{key}={name}: {must_be_one_of(name, [*features])}")
-        return name
-    if not fitting and optional:
-        return None
+        return _named(features, "label", name)
+    fitting = label_columns(others, [c for c in others if isinstance(features[c], ClassLabel)])
+    if len(fitting) > 1:
+        raise _must_name("label", fitting)
+    return fitting[0] if fitting else None
+
+
+def _column(features: Mapping[str, Any], key: str, name: str | None, kind: type) -> str:
+    """The column that an option names, or else the only one of a kind."""
+    if name is not None:
+        return _named(features, key, name)
+    fitting = [column for column, feature in features.items() if isinstance(feature, kind)]
     if len(fitting) != 1:
-        others = ", ".join(fitting or features)
-        raise ConfigError(f"data.{key}: must be given, the name of a column: {others}")
+        raise _must_name(key, fitting or [*features])
     return fitting[0]
+
+
+def _named(features: Mapping[str, Any], key: str, name: str) -> str:
+    if name not in features:
+        raise ConfigError(f"data.{key}={name}: {must_be_one_of(name, [*features])}")
+    return name
+
+
+def _must_name(key: str, columns: list[str]) -> ConfigError:
+    return ConfigError(f"data.{key}: must be given, the name of a column: {', '.join(columns)}")

@@ -74,6 +74,7 @@ class ImageTable(Source):
             test = None
             if options.test_table:
                 test = _listed(files, "data.test_table", options.test_table, options, None)
+                _warn_of_shared(train, test, options.test_table)
             key = f"data.label={options.label}"
             classes = Classes(key, _values(train.labels, SEVERAL in "".join(train.labels)))
             contents = Contents(
@@ -135,9 +136,9 @@ def _listed(
             raise ConfigError(f"{key}={path}: line {line}: {printable(name)} is listed twice")
         listed[image.name] = image, cells
     if not listed:
-        such = "".join(f", such as {printable(name)}" for name in (missing + several)[:1])
+        why = _why_none(missing, several, files)
         raise ConfigError(
-            f"{key}={path}: lists no image below data.root={options.root}{such}; files must be "
+            f"{key}={path}: lists no image below data.root={options.root}{why}; files must be "
             "named by their paths below it"
         )
     wrong = {"are not below data.root": missing, "fit several files below data.root": several}
@@ -153,6 +154,25 @@ def _listed(
         text = "%s=%s: %d of %d images have no %s; together they count as one group, named %s"
         logger.warning(text, key, path, without, len(groups), group, folder_name(""))
     return _Lines([file for file, _ in listed.values()], labels, groups)
+
+
+def _warn_of_shared(train: _Lines, test: _Lines, test_table: str) -> None:
+    """An image that was trained on is found again: its score says nothing of new images."""
+    if shared := len({*train.files}.intersection(test.files)):
+        text = (
+            "data.test_table=%s: %d of %d images are training images as well; scores look too high"
+        )
+        logger.warning(text, test_table, shared, len(test.files))
+
+
+def _why_none(missing: list[str], several: list[str], files: list[ImageFile]) -> str:
+    """What one of these names means, where none can be used."""
+    if missing or not several:
+        return "".join(f", such as {printable(name)}" for name in missing[:1])
+    fitting = [file.name for file in files if PurePosixPath(file.name).stem == several[0]]
+    first, second, *more = map(printable, fitting)
+    others = f" and {len(more):,} more" if more else ""
+    return f" by a name that fits one file: {printable(several[0])} is {first}, {second}{others}"
 
 
 def _values(cells: list[str], several: bool) -> list[str | None] | list[list[str]]:

@@ -35,7 +35,10 @@ QUOTE = "a list is written [a,b], and a value with"
         ("device=a(b)", "device=a(b): cannot be read; "),
         ("training.lr=${seed", "training.lr=${seed: cannot be read; "),
         ("training.lr=${nope}", "training.lr: must be given, there is no nope"),
-        ("hydra.run.dir=x", "hydra.run.dir: unknown key"),
+        (
+            "hydra.run.dir=x",
+            "hydra.run.dir: unknown key (see --help); run_dir= names a run's folder",
+        ),
         ("hydra/launcher=x", "hydra/launcher: unknown key"),
         ("data@more=digits", "data@more: unknown key"),
         ("scale=small", "scale: unknown key"),

@@ -12,6 +12,8 @@ from orchestra_flwr.cli import main
 from orchestra_flwr.config import ConfigError, DataConfig
 from orchestra_flwr.config.choices import PartitionConfig
 from orchestra_flwr.data import UNLABELLED, load_dataset, partition_by_name
+from orchestra_flwr.data.any_dataset import as_dataset
+from orchestra_flwr.data.sources import huggingface
 
 pyarrow = pytest.importorskip("pyarrow")
 datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
@@ -260,6 +262,59 @@ def test_of_several_columns_one_must_be_named(config, tmp_path):
     dataset = load_dataset(config(folder, label="coarse"))
     assert dataset.train.classes == ("pet", "fish")
     assert np.array_equal(dataset.train.labels, [0, 1])
+
+
+def saved_with(folder, **columns):
+    """Four images and columns of plain texts or numbers, saved."""
+    rows = {"image": [picture(i) for i in range(4)], **columns}
+    saved = datasets.Dataset.from_dict(rows)
+    saved.cast_column("image", datasets.Image()).save_to_disk(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("columns", "classes"),
+    [
+        ({"label": ["cat", "dog", "cat", "eel"], "fine": [3, 2, 1, 0]}, ("cat", "dog", "eel")),
+        ({"fine": [3, 2, 1, 0], "target": [5, 6, 5, 7]}, ("5", "6", "7")),
+        ({"owner": ["x", "y", "z", "z"], "label_id": [0, 1, 1, 0]}, ("0", "1")),
+        ({"fine": [3, 2, 1, 0]}, ()),
+    ],
+)
+def test_a_column_of_labels_need_not_be_declared(config, tmp_path, columns, classes):
+    """As in the data sets of `simulate`."""
+    folder = saved_with(tmp_path / "plain", **columns)
+    assert load_dataset(config(folder)).train.classes == classes
+    assert as_dataset(datasets.load_from_disk(folder), "mine", 8).train.classes == classes
+
+
+def test_neither_owners_nor_masks_are_labels(config, tmp_path):
+    features = datasets.Features({
+        "image": datasets.Image(),
+        "label": datasets.Image(),
+        "label_owner": datasets.Value("string"),
+    })  # fmt: skip
+    rows = {"image": [picture(1)], "label": [picture(0)], "label_owner": ["x"]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "masks")
+    made = config(tmp_path / "masks", image="image", group="label_owner")
+    assert load_dataset(made).train.labels is None
+
+
+def test_images_without_a_column_of_labels_cannot_be_tested_with(config, tmp_path):
+    folder = saved_with(tmp_path / "plain", breed=["x", "y", "x", "y"], fine=[3, 2, 1, 0])
+    says = "no labels to test with; data.label must name the column of their classes: breed, fine$"
+    with pytest.raises(ConfigError, match=says):
+        load_dataset(config(folder, test_share=0.5))
+    assert len(load_dataset(config(folder, test_share=0.5, label="breed")).test) == 2
+
+
+def test_what_another_rule_chose_is_not_read_from_the_cache(config, tmp_path, monkeypatch):
+    """A version of this package took the only column of declared classes."""
+    folder = saved_with(tmp_path / "plain", label=["x", "y", "x", "y"], kind=["a", "a", "b", "c"])
+    with monkeypatch.context() as patched:
+        patched.setattr(huggingface, "label_columns", lambda columns, declared: ["kind"])
+        assert load_dataset(config(folder)).train.classes == ("a", "b", "c")
+    assert load_dataset(config(folder)).train.classes == ("x", "y")
 
 
 def test_a_run_on_it_with_flowers_own_partitioner(saved, tiny_overrides, tmp_path):

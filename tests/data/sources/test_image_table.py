@@ -89,6 +89,30 @@ def test_a_name_that_fits_several_files_is_said_to(config, tmp_path, caplog):
     assert says in caplog.text
 
 
+def test_if_all_names_fit_several_files_two_of_them_are_named(config, tmp_path):
+    for folder in "bc":
+        shutil.copy(tmp_path / "images" / "a" / "0.png", tmp_path / "images" / folder / "0.png")
+    with pytest.raises(ConfigError) as error:
+        load_dataset(config("file,label\n0,dog\n"))
+    assert str(error.value).endswith(
+        "by a name that fits one file: 0 is a/0.png, b/0.png and 1 more; files must be named by "
+        "their paths below it"
+    )
+
+
+def test_test_images_that_are_trained_on_are_counted(config, tmp_path, caplog):
+    """By any of their names."""
+    test = tmp_path / "test.csv"
+    test.write_text("file,label\n4,cat\n0,dog\na/3.png,cat\n")
+    load_dataset(config(LINES, test_table=str(test)))
+    says = f"data.test_table={test}: 2 of 3 images are training images as well"
+    assert [says in message for message in caplog.messages] == [True]
+    caplog.clear()
+    test.write_text("file,label\na/3.png,cat\n")
+    load_dataset(config(LINES, test_table=str(test)))
+    assert not caplog.messages
+
+
 def test_images_without_an_owner_are_said_to_be_of_one(config, caplog):
     train = load_dataset(config(LINES.replace("south", ""), group="camera")).train
     assert train.files == ("north/4.png", "%/0.png", "%/8.png")
