@@ -115,9 +115,11 @@ class Encoder(nn.Module):
     def preprocess(self, image: AnyImage) -> Tensor:
         """One image as the encoder takes it, made exactly as training made its images.
 
-        Files and PIL images are turned as their EXIF data says, cropped to their middle square and
-        resized; arrays and tensors are cropped and resized. Scaling by mean and deviation is part
-        of the encoder itself.
+        Files and PIL images are turned as their EXIF data says; all are cropped to their middle
+        square and resized by PIL, to the same pixels whatever they are. Images that training
+        resized as arrays (`data=digits`, `cifar10`, `cifar100` and `stl10` in another size than
+        their own) may differ by some grey levels at sharp edges. Scaling by mean and deviation is
+        part of the encoder itself.
 
         Args:
             image: a file's path; a PIL image; an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4);
