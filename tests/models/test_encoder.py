@@ -127,6 +127,27 @@ def test_encode_takes_images_of_all_kinds_in_their_order(encoder, tmp_path):
     assert torch.equal(encoder.encode(small, batch_size=99), encoder(small))
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_encode_evaluates_whatever_the_modes_and_changes_none(encoder, alone):
+    """Statistics of the batch would be its features' and then the encoder's."""
+    images = _pictures(1 if alone else 5)
+    expected = encoder.encode(images)
+    state = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    encoder.backbone.train()
+    modes = [module.training for module in encoder.modules()]
+    assert torch.equal(encoder.encode(images), expected)
+    assert [module.training for module in encoder.modules()] == modes
+    assert all(torch.equal(tensor, state[name]) for name, tensor in encoder.state_dict().items())
+
+
+def test_encode_of_a_training_encoder_copies_no_weights(encoder):
+    encoder.train()
+    used = encoder._evaluating()
+    assert used is not encoder and encoder.eval()._evaluating() is encoder
+    weights = zip(used.state_dict().values(), encoder.state_dict().values(), strict=True)
+    assert all(one.data_ptr() == other.data_ptr() for one, other in weights)
+
+
 def test_encode_passes_few_large_images_at_once():
     """More of them leave a CPU's caches, and take the more memory."""
     spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=512)
