@@ -310,12 +310,13 @@ def _resized(image: Image.Image, turn: Image.Transpose | None, size: int) -> NDA
 
 def _channels_first(array: NDArray[np.generic]) -> Tensor:
     """An array (H, W) or (H, W, C) as a tensor (H, W) or (C, H, W)."""
+    first = array.ndim == 3 and array.shape[2] not in (1, 3, 4)
+    if array.ndim not in (2, 3) or first or 0 in array.shape:
+        hint = "; where channels come first, give torch.from_numpy(array)" if first else ""
+        raise ValueError(
+            f"an array must be (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), not {array.shape}{hint}"
+        )
     if array.ndim == 3:
-        if array.shape[2] not in (1, 3, 4):
-            raise ValueError(
-                "an array must be (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), "
-                f"not {array.shape}; where channels come first, give torch.from_numpy(array)"
-            )
         array = array.transpose(2, 0, 1)
     if array.dtype.kind not in "uif":
         raise TypeError(f"values of images {IN_RANGE}, not {array.dtype}")

@@ -115,7 +115,15 @@ def test_encode_takes_images_of_all_kinds_in_their_order(encoder, tmp_path):
         picture.save(tmp_path / f"{number}.png")
     expected = torch.cat([encoder(encoder.preprocess(image)[None]) for image in pictures])
     files = sorted(tmp_path.glob("*.png"))
-    for images in (files, [str(f) for f in files], iter(pictures), [files[0], *pictures[1:]]):
+    names = [str(file) for file in files]
+    for images in (
+        files,
+        names,
+        np.array(names),
+        np.array(files),
+        iter(pictures),
+        [files[0], *pictures[1:]],
+    ):
         features = encoder.encode(images, batch_size=3)
         assert features.dtype == torch.float32 and not features.requires_grad
         torch.testing.assert_close(features, expected)
@@ -179,6 +187,9 @@ def test_encode_reports_its_progress(encoder, capsys):
         ({"a": np.zeros((9, 9, 3))}, r"not dict \(for its values: images.values\(\)\)$"),
         (torch.zeros(3, 16, 16), r"a tensor \(N, C, H, W\), not \(3, 16, 16\)"),
         (np.zeros((16, 16, 3)), r"an array \(N, H, W, C\), not"),
+        (np.array([["a.jpg", "b.jpg"]]), r"an array of paths must be \(N,\), not \(1, 2\)$"),
+        ([np.zeros((0, 5, 3))], r"image 0: an array must be \(H, W\), .*, not \(0, 5, 3\)$"),
+        ([np.zeros(5)], r"image 0: an array must be \(H, W\), .*, not \(5,\)$"),
         (np.zeros((5, 16, 16)), r"for gray ones: images\[\.\.\., None\]\)"),
         (torch.zeros(5, 16, 16), r"for gray ones: images\[:, None\]\)"),
         ([np.zeros((9, 9)), np.ones((9, 9)) * 200.0], "image 1: values of images must be"),
