@@ -215,14 +215,25 @@ def test_broken_images_with_a_label_are_left_out(run, photos, command):
     for name in ("00", "01"):
         (photos / "red" / f"{name}.png").write_bytes(b"no image")
     arguments = [f"run={run}", f"images={photos}", f"labels={file}"]
-    code, _, err = command(*arguments)
+    code, out, err = command(*arguments)
     assert code == 2 and "class red has 4 labelled images" in err
+    dropped = "left out 2 labels of images that cannot be read: red/00.png, red/01.png\n"
+    assert dropped in out
     file.write_text(file.read_text() + "red/06.png,red\nred/07.png,\n")
     code, out, err = command(*arguments)
     assert code == 0, err
     assert "red/00.png: not an image" in out and "on 17 labelled images" in out
     paths = [row["path"] for row in predictions(run / "embeddings" / "photos")]
     assert "red/07.png" in paths and "red/06.png" not in paths
+
+
+def test_broken_images_in_class_folders_are_named(run, photos, command, tmp_path):
+    examples = shutil.copytree(photos, tmp_path / "examples")
+    (examples / "red" / "03.png").write_bytes(b"no image")
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={examples}")
+    assert code == 0, err
+    assert "left out 1 label of images that cannot be read: red/03.png\n" in out
+    assert "on 35 labelled images" in out
 
 
 def test_labels_must_be_given(run, photos, command):
