@@ -169,3 +169,5 @@ def _print(
     worst = min(estimate.by_class.items(), key=lambda item: item[1])
     print(f"lowest of a class: {worst[0]}, {percent(worst[1])}")
     print(f"predictions: {printable(str(predictions))} ({count:,} images)")
+    if not count:
+        print("no image is without a label, so there was nothing to predict")

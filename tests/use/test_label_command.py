@@ -114,6 +114,19 @@ def test_class_folders_label_all_images(run, photos, command, tmp_path):
     assert not [*results.glob("unfinished*")]
 
 
+def test_images_in_test_have_labels_as_those_in_train(run, photos, command, tmp_path):
+    for name in ("blue", "green", "red"):
+        for part, first in (("train", 0), ("test", 4)):
+            for number in range(first, first + 4):
+                file = tmp_path / "examples" / part / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(photos / name / f"{number:02d}.png", file)
+    examples = tmp_path / "examples"
+    code, out, err = command(f"run={run}", f"images={examples}", f"labels={examples}")
+    assert code == 0, err
+    assert "24 labelled images, 3 classes" in out and "nothing to predict" in out
+
+
 def test_the_encoder_of_the_beginning_is_used_for_all(run, photos, command, tmp_path, monkeypatch):
     """A run that is resumed replaces it while images are embedded, which may take hours."""
     seen = []
@@ -182,8 +195,9 @@ def test_labelled_folders_among_the_images_are_not_predicted(run, photos, comman
     assert code == 0, err
     paths = [row["path"] for row in predictions(run / "embeddings" / "photos")]
     assert len(paths) == 24 and not any(path.startswith("sorted/") for path in paths)
+    assert "nothing to predict" not in out
     code, out, err = command(f"run={run}", f"images={photos}", f"labels={photos}")
-    assert code == 0 and "(0 images)" in out, err
+    assert code == 0 and "(0 images)\nno image is without a label, so there was" in out, err
 
 
 @pytest.mark.parametrize(
