@@ -46,15 +46,26 @@ def test_an_encoder_that_is_exported_first_in_a_process_still_computes_numbers(b
     torch.testing.assert_close(program.module()(images), expected)
 
 
-@pytest.mark.parametrize(("high", "wide", "size"), [(48, 65, 32), (20, 33, 32), (99, 40, 8)])
-def test_resizing_is_pils_fit_to_a_grey_level(high, wide, size):
+def _noise_as_pil_and_as_the_file_has_it(high, wide, size):
     """Noise is the worst case: the filter overshoots everywhere, between PIL's passes, too."""
     pixels = np.random.default_rng(0).integers(0, 256, (high, wide, 3), dtype=np.uint8)
     fitted = ImageOps.fit(Image.fromarray(pixels), (size, size), Image.Resampling.BICUBIC)
     expected = torch.from_numpy(np.array(fitted)).permute(2, 0, 1).float()
     resized = SquareResize(size)(torch.from_numpy(pixels).permute(2, 0, 1)[None].float())[0]
+    return expected, resized
+
+
+@pytest.mark.parametrize(("high", "wide", "size"), [(48, 65, 32), (20, 33, 32), (32, 32, 224)])
+def test_resizing_is_pils_fit_but_for_few_pixels(high, wide, size):
+    expected, resized = _noise_as_pil_and_as_the_file_has_it(high, wide, size)
     difference = (resized - expected).abs()
-    assert difference.max() <= 1.5 and difference.mean() < 0.35
+    assert difference.max() <= 1 and difference.mean() < 0.005
+
+
+def test_a_high_image_is_pils_fit_to_a_grey_level():
+    """Pillow 13 makes the other pass first."""
+    expected, resized = _noise_as_pil_and_as_the_file_has_it(99, 40, 8)
+    assert (resized - expected).abs().max() <= 1
 
 
 @pytest.mark.parametrize(("high", "wide"), [(64, 28), (40, 20), (28, 64)])
@@ -87,7 +98,7 @@ def test_the_guides_lines_give_a_large_jpeg_as_training_has_it(orientation):
         return (SquareResize(32)(images)[0] - expected).abs().max()
 
     assert difference(drafted=True) <= 1.5
-    assert difference(drafted=False) > 4
+    assert difference(drafted=False) >= 4
 
 
 def test_images_of_the_right_size_stay_as_they_are():
