@@ -30,6 +30,7 @@ class PortableEncoder(nn.Module):
         super().__init__()
         size = encoder.spec.image_size
         self.image_size = None if any_size else size
+        self._size = size
         self.channels = encoder.spec.channels
         self.dim = encoder.dim
         self.normalisation = encoder.spec.normalise
@@ -44,9 +45,13 @@ class PortableEncoder(nn.Module):
         return features
 
     def example(self, batch: int, seed: int = 0, side: int | None = None) -> Tensor:
-        """Images of noise, `side` pixels square; None: of its own size, or 48 x 64 if any fits."""
-        high = side or self.image_size or 48
-        wide = side or self.image_size or 64
+        """Images of noise, `side` pixels square; None: its own size, or half of it if any fits.
+
+        From half the size the products are exact for even sizes, but in the outermost rows, so that
+        all runtimes round alike: else a value in the middle of two levels may become either.
+        """
+        high = side or self.image_size or self._size // 2
+        wide = side or self.image_size or self._size // 2 + 16
         generator = torch.Generator().manual_seed(seed)
         shape = (batch, self.channels, high, wide)
         return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)

@@ -62,6 +62,22 @@ def test_resizing_is_pils_fit_but_for_few_pixels(high, wide, size):
     assert difference.max() <= 1 and difference.mean() < 0.005
 
 
+@pytest.mark.parametrize("size", [8, 36, 224])
+def test_images_of_the_check_have_the_same_pixels_in_every_runtime(size):
+    """A pixel that one runtime rounds up and another down would be a difference of features.
+
+    Only the outermost rows, whose filter is cut off, have weights that are no binary fractions.
+    """
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=size)
+    images = PortableEncoder(Encoder(spec)).example(2)
+    resized = SquareResize(size)(images.float())
+    for image, square in zip(images, resized, strict=True):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        fitted = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+        expected = torch.from_numpy(np.array(fitted)).permute(2, 0, 1).float()
+        assert torch.equal(square[:, 3:-3], expected[:, 3:-3])
+
+
 def test_a_high_image_is_pils_fit_to_a_grey_level():
     """Pillow 13 makes the other pass first."""
     expected, resized = _noise_as_pil_and_as_the_file_has_it(99, 40, 8)
