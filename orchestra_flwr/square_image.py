@@ -61,9 +61,10 @@ IN_RANGE = "must be whole numbers in 0..255 or floating-point numbers in [0, 1]"
 def square_image(image: AnyImage, size: int, channels: int = 3) -> Tensor:
     """An image as training reads it.
 
-    Files and PIL images are turned as their EXIF data says, cropped to their middle square and
-    resized by PIL. Arrays and tensors are cropped likewise and resized by :func:`resize`. An image
-    that already has the right size keeps its values.
+    Files and PIL images are turned as their EXIF data says; all images are cropped to their middle
+    square and resized by PIL, so that a picture has the same pixels in whatever form it is given
+    (but for large JPEGs, which are decoded at a fraction of their size). An image that already has
+    the right size keeps its values.
 
     Args:
         image: a file's path; a PIL image; an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); or a
@@ -309,12 +310,13 @@ def _resized(image: Image.Image, turn: Image.Transpose | None, size: int) -> NDA
 
 def _channels_first(array: NDArray[np.generic]) -> Tensor:
     """An array (H, W) or (H, W, C) as a tensor (H, W) or (C, H, W)."""
+    first = array.ndim == 3 and array.shape[2] not in (1, 3, 4)
+    if array.ndim not in (2, 3) or first or 0 in array.shape:
+        hint = "; where channels come first, give torch.from_numpy(array)" if first else ""
+        raise ValueError(
+            f"an array must be (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), not {array.shape}{hint}"
+        )
     if array.ndim == 3:
-        if array.shape[2] not in (1, 3, 4):
-            raise ValueError(
-                "an array must be (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), "
-                f"not {array.shape}; where channels come first, give torch.from_numpy(array)"
-            )
         array = array.transpose(2, 0, 1)
     if array.dtype.kind not in "uif":
         raise TypeError(f"values of images {IN_RANGE}, not {array.dtype}")
@@ -334,9 +336,8 @@ def _pixels(pixels: Tensor, size: int) -> Tensor:
     pixels = in_range(pixels)
     if pixels.dtype != torch.uint8:
         pixels = (pixels.float() * 255).round_().clamp_(0, 255).byte()
-    pixels = pixels.expand(3, -1, -1) if len(pixels) == 1 else pixels[:3]  # without alpha
-    height, width = pixels.shape[1:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    square = pixels[:, top : top + side, left : left + side]
-    return resize(square[None], size)[0].contiguous()
+    if len(pixels) == 1:
+        picture = Image.fromarray(pixels[0].numpy())
+    else:
+        picture = Image.fromarray(pixels[:3].permute(1, 2, 0).contiguous().numpy())  # without alpha
+    return torch.from_numpy(_resized(picture, None, size).copy())

@@ -25,7 +25,6 @@ from orchestra_flwr.square_image import (
     decode_image,
     fit_channels,
     in_range,
-    resize,
     square_image,
 )
 
@@ -245,20 +244,32 @@ def test_training_reads_a_folder_with_the_same_bits(tmp_path: Path):
         assert torch.equal(square_image(tmp_path / name, 16), image)
 
 
-def test_training_reads_arrays_with_the_same_bits():
+def test_training_reads_arrays_of_its_size_with_the_same_bits():
     from sklearn.datasets import load_digits
 
-    data = load_dataset(DataConfig(name="digits", image_size=16, test_limit=3))
+    data = load_dataset(DataConfig(name="digits", image_size=8, test_limit=3))
     raw = (load_digits().images * (255 / 16)).round().astype(np.uint8)  # float: 16 levels
-    images = torch.stack([square_image(image, 16, channels=1) for image in raw])
+    images = torch.stack([square_image(image, 8, channels=1) for image in raw])
 
     assert all((images == image).flatten(1).all(1).any() for image in data.train.images[:20])
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 20), (53, 40), (40, 53), (64, 48), (9, 12)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_an_array_has_the_pixels_of_its_pil_image(width, height, mode):
+    """Also where the square begins between two pixels, or its borders see those beyond."""
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    array = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    expected = square_image(Image.fromarray(array), 12)
+    tensor = torch.from_numpy(array)
+    for image in (array, array / 255, tensor.permute(2, 0, 1) if mode == "RGB" else tensor):
+        assert torch.equal(square_image(image, 12), expected)
 
 
 def test_arrays_and_tensors_of_all_types_are_one_image():
     pixels = torch.from_numpy(np.array(_picture(20, 20))).permute(2, 0, 1)
     array = np.array(_picture(20, 20))
-    expected = resize(pixels[None], 12)[0]
+    expected = square_image(_picture(20, 20), 12)
 
     for kind in (np.uint8, np.uint16, np.int64):
         assert torch.equal(square_image(array.astype(kind), 12), expected)

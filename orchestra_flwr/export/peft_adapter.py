@@ -15,6 +15,7 @@ from orchestra_flwr.methods import build_method, ordered_backbones
 from orchestra_flwr.models import encoder_of
 from orchestra_flwr.models.adaptations.lora import ADAPTER, LoRA
 from orchestra_flwr.tensor_files import load_tensors
+from orchestra_flwr.training import first_weights
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 NETWORK = "model."  # prefix of the names of a backbone's tensors
@@ -27,8 +28,8 @@ def export_to_peft(config: ExportConfig) -> Path:
     network without a classifier and with the weights that the run began with.
 
     Raises:
-        ConfigError: no run of adaptation=lora on a network of timm, or its encoder is of an earlier
-            round than its checkpoint.
+        ConfigError: no run of adaptation=lora on a network of timm with weights that others have,
+            or its encoder is of an earlier round than its checkpoint.
         OSError: a file cannot be read or written.
     """
     require("format=peft", "timm", "peft")
@@ -61,6 +62,12 @@ def _run_of(config: ExportConfig) -> Config:
         raise ConfigError(
             f"format=peft: the run has model={run.model.name} adaptation={run.adaptation.name}, "
             "must have model=timm adaptation=lora"
+        )
+    if run.init is not None or first_weights(run) is None:
+        begun = "random weights" if run.init is None else f"the weights of init={run.init}"
+        raise ConfigError(
+            f"format=peft: the run began with {begun}, must begin with model.weights= of a network "
+            "that users of its adapters have; format=timm writes the whole network"
         )
     summary = read_json(folder / "summary.json")
     best = summary.get("kept_round", summary["rounds"])

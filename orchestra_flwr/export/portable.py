@@ -30,6 +30,7 @@ class PortableEncoder(nn.Module):
         super().__init__()
         size = encoder.spec.image_size
         self.image_size = None if any_size else size
+        self._size = size
         self.channels = encoder.spec.channels
         self.dim = encoder.dim
         self.normalisation = encoder.spec.normalise
@@ -44,9 +45,13 @@ class PortableEncoder(nn.Module):
         return features
 
     def example(self, batch: int, seed: int = 0, side: int | None = None) -> Tensor:
-        """Images of noise, `side` pixels square; None: of its own size, or 48 x 64 if any fits."""
-        high = side or self.image_size or 48
-        wide = side or self.image_size or 64
+        """Images of noise, `side` pixels square; None: its own size, or half of it if any fits.
+
+        From half the size the products are exact for even sizes, but in the outermost rows, so that
+        all runtimes round alike: else a value in the middle of two levels may become either.
+        """
+        high = side or self.image_size or self._size // 2
+        wide = side or self.image_size or self._size // 2 + 16
         generator = torch.Generator().manual_seed(seed)
         shape = (batch, self.channels, high, wide)
         return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)
@@ -55,9 +60,10 @@ class PortableEncoder(nn.Module):
 class SquareResize(nn.Module):
     """The middle square of images of any size, bicubic with antialiasing.
 
-    It matches the resizing of training images (PIL's `ImageOps.fit`) to a grey level or two: PIL
-    rounds after each pass, this does not. Pillow 13 makes the passes of some tall images in the
-    other order: next to pixels clamped to 0 or 255 in between, the difference may be larger.
+    The result is that of the resizing of training images (PIL's `ImageOps.fit`), rounded after each
+    pass as there; one pixel in some hundreds is a grey level off, because PIL's weights are whole
+    numbers. Pillow 13 makes the passes of some tall images in the other order: next to pixels
+    clamped to 0 or 255 in between, the difference may be larger.
     Rows and columns are each one product with a matrix of weights, because few runtimes resize with
     antialiasing, and those that do differ in their bits.
 
@@ -70,13 +76,18 @@ class SquareResize(nn.Module):
         self.size = size
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) float in 0..255 to (B, C, size, size), the same range."""
+        """(B, C, H, W) float in 0..255 to (B, C, size, size), whole numbers in the same range."""
         height, width = images.shape[2:]
         short = cast(int, torch.sym_min(height, width))
         rows = resize_weights(height, short, self.size)
         columns = resize_weights(width, short, self.size)
-        narrow = (images @ columns.mT).clamp(0, LEVELS)  # as PIL does between its two passes
-        return (rows @ narrow).clamp(0, LEVELS)
+        narrow = _in_levels(images @ columns.mT)  # as PIL does between its two passes
+        return _in_levels(rows @ narrow)
+
+
+def _in_levels(values: Tensor) -> Tensor:
+    """The nearest grey levels, upwards from the middle between two, as PIL rounds."""
+    return (values + 0.5).floor().clamp(0, LEVELS)
 
 
 def resize_weights(length: int, used: int, size: int) -> Tensor:

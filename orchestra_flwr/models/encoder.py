@@ -121,9 +121,11 @@ class Encoder(nn.Module):
     def preprocess(self, image: AnyImage) -> Tensor:
         """One image as the encoder takes it, made exactly as training made its images.
 
-        Files and PIL images are turned as their EXIF data says, cropped to their middle square and
-        resized; arrays and tensors are cropped and resized. Scaling by mean and deviation is part
-        of the encoder itself.
+        Files and PIL images are turned as their EXIF data says; all are cropped to their middle
+        square and resized by PIL, to the same pixels whatever they are. Images that training
+        resized as arrays (`data=digits`, `cifar10`, `cifar100` and `stl10` in another size than
+        their own) may differ by some grey levels at sharp edges. Scaling by mean and deviation is
+        part of the encoder itself.
 
         Args:
             image: a file's path; a PIL image; an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4);
@@ -153,6 +155,8 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Features of many images, of any sizes, in their order.
 
+        They are made in evaluation mode; the modes of all modules stay as they are.
+
         Args:
             images: what :meth:`preprocess` takes, any number of them; or a tensor (N, C, H, W) or
                 an array (N, H, W, C). An iterable is read batch by batch.
@@ -170,15 +174,25 @@ class Encoder(nn.Module):
         Examples:
             >>> features = encoder.encode(sorted(Path("photos").glob("*.jpg")), progress=True)
         """
-        device = self._weight.device
+        device, encoder = self._weight.device, self._evaluating()
         features = [
-            self(few.to(device)).float().cpu()
+            encoder(few.to(device)).float().cpu()
             for batch in batches(images, self.preprocess, batch_size, progress)
             for few in image_batches(batch, batch_size, device)
         ]
         if not features:
             raise ValueError("no images to encode")
         return torch.cat(features)
+
+    def _evaluating(self) -> Self:
+        """The encoder in evaluation mode; where a module trains, a copy with the same tensors.
+
+        A change of modes would be seen by other threads that train or encode meanwhile.
+        """
+        if not any(module.training for module in self.modules()):
+            return self
+        tensors = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        return copy.deepcopy(self, tensors).eval()
 
 
 def save_encoder(path: str | Path, encoder: Encoder, **about: Any) -> None:

@@ -73,6 +73,7 @@ def batches(
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: must be a whole number, 1 or more")
+    images = _listed(images)
     _check_several(images)
     total = len(images) if isinstance(images, Sized) else None
     done, rest = 0, iter(images)
@@ -86,6 +87,15 @@ def batches(
             yield torch.stack(list(_numbered(made, done)))
             done += len(chunk)
             report(done, total)
+
+
+def _listed(images: Any) -> Any:
+    """An array of paths, or of other images as objects, as a list; anything else as it is."""
+    if not isinstance(images, np.ndarray) or images.dtype.kind not in "UO":
+        return images
+    if images.ndim != 1:
+        raise ValueError(f"an array of paths must be (N,), not {images.shape}")
+    return images.tolist()
 
 
 def _check_several(images: Any) -> None:

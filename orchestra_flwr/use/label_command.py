@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestra_flwr.console.printable import printable
-from orchestra_flwr.console.text import percent
+from orchestra_flwr.console.text import counted, listed, percent
 from orchestra_flwr.data.image_files.file_table import table_text
 from orchestra_flwr.files import at_home, replacing, write_atomically, write_json
 from orchestra_flwr.models import Encoder
@@ -57,6 +57,7 @@ def run_label(config: LabelConfig) -> None:
             examples = _embedded_examples(config, encoder, digest, embedded.folder, known)
             rest = _outside(config, everything)
         labels = [labels_by_path[path] for path in examples.paths]
+        _report_unread(labels_by_path.keys() - {*examples.paths})
         check_enough(config.labels, dict(zip(examples.paths, labels, strict=True)))  # the readable
         classifier = fit_few_labels(examples.vectors, labels, config.seed)
         estimate = estimate_accuracy(examples.vectors, labels, config.seed)
@@ -76,23 +77,23 @@ def predictions_csv(paths: tuple[str, ...], probabilities: Tensor, classes: tupl
 def _labels_by_path(config: LabelConfig) -> dict[str, str]:
     """The label of each image that a table names, which may be one that cannot be read."""
     labels_by_path = read_table(config.labels)
-    with opened_images(config.images, "images") as (_, listed):
-        names = {printable(file.name) for file in without_results(listed, config, "images")}
+    with opened_images(config.images, "images") as (_, found):
+        names = {printable(file.name) for file in without_results(found, config, "images")}
     return known_labels(config.labels, labels_by_path, config.images, names)
 
 
 def _labels_by_folder(config: LabelConfig) -> dict[str, str]:
     """The label of each image in class folders, by its path there."""
-    with opened_images(config.labels, "labels") as (_, listed):
-        return labels_by_folder(config.labels, without_results(listed, config, "labels"))
+    with opened_images(config.labels, "labels") as (_, found):
+        return labels_by_folder(config.labels, without_results(found, config, "labels"))
 
 
 def _embedded_examples(
     config: LabelConfig, encoder: Encoder, digest: str, folder: Path, known: Container[str]
 ) -> Embeddings:
     """Embeddings of the images in class folders that are `known`: others may have come since."""
-    with opened_images(config.labels, "labels") as (archive, listed):
-        there = without_results(listed, config, "labels")
+    with opened_images(config.labels, "labels") as (archive, found):
+        there = without_results(found, config, "labels")
         files = [file for file in there if printable(file.name) in known]
         unfinished = folder / "unfinished-labels"
         examples = embed(
@@ -115,6 +116,13 @@ def _outside(config: LabelConfig, everything: Embeddings) -> Embeddings:
     inside = tuple(map(printable, labels.relative_to(images).parts))
     places = [tuple(path.split("/")) for path in everything.paths]
     return _part(everything, [place[: len(inside)] != inside for place in places])
+
+
+def _report_unread(paths: Collection[str]) -> None:
+    """Names images whose labels nothing was learned from."""
+    if paths:
+        count = counted(len(paths), "label")
+        print(f"left out {count} of images that cannot be read: {listed(sorted(paths))}")
 
 
 def _part(embeddings: Embeddings, wanted: list[bool]) -> Embeddings:
@@ -161,3 +169,5 @@ def _print(
     worst = min(estimate.by_class.items(), key=lambda item: item[1])
     print(f"lowest of a class: {worst[0]}, {percent(worst[1])}")
     print(f"predictions: {printable(str(predictions))} ({count:,} images)")
+    if not count:
+        print("no image is without a label, so there was nothing to predict")

@@ -3,19 +3,33 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from zipfile import is_zipfile
 
 from orchestra_flwr.config import ConfigError
 from orchestra_flwr.console.printable import printable
 from orchestra_flwr.data.image_files.archive import ImageFile
 from orchestra_flwr.data.image_files.class_folders import class_folders
 from orchestra_flwr.data.image_files.file_table import read_file_table, values_by_file
+from orchestra_flwr.files import at_home
 
 MIN_IMAGES = 5  # images of a class: as many as there are folds of cross-validation
 
 
 def is_table(labels: str) -> bool:
-    """Whether `labels=` names a CSV, and not a folder or zip of class folders."""
-    return Path(labels).suffix.lower() in (".csv", ".tsv")
+    """Whether `labels=` names a CSV, and not a folder or zip of class folders.
+
+    Raises:
+        ConfigError: it is a file that is neither, or a CSV with another ending.
+    """
+    if Path(labels).suffix.lower() in (".csv", ".tsv"):
+        return True
+    file = at_home(labels)
+    if file.is_file() and file.suffix.lower() != ".zip" and not is_zipfile(file):
+        raise ConfigError(
+            f"labels={labels}: must be a folder or zip of class folders, or a CSV whose name ends "
+            "in .csv or .tsv"
+        )
+    return False
 
 
 def read_table(labels: str) -> dict[str, str]:

@@ -56,7 +56,8 @@ def near_duplicates(neighbours: Neighbours) -> list[list[int]]:
     A pair is a near-duplicate if its distance (1 - cosine) is at most a tenth of the median
     distance of an image to its tenth neighbour. The bound thus fits any encoder, however close
     together its embeddings are, and copies are near-duplicates even where most images have ten of
-    them. Groups are the connected components of such pairs.
+    them. Where images have no ten neighbours nothing shows what is usual, and only images with
+    the same embeddings are near-duplicates. Groups are the connected components of such pairs.
 
     Returns:
         The groups of two or more images, the largest first; positions ascending.
@@ -65,7 +66,8 @@ def near_duplicates(neighbours: Neighbours) -> list[list[int]]:
     if k == 0:
         return []
     distances = (1 - neighbours.cosines).numpy()
-    typical = float(np.median(distances[:, min(TYPICAL_NEIGHBOUR, k) - 1]))
+    known = k >= TYPICAL_NEIGHBOUR
+    typical = float(np.median(distances[:, TYPICAL_NEIGHBOUR - 1])) if known else 0.0
     rows, columns = np.nonzero(distances <= max(DUPLICATE_SHARE * typical, ROUNDING))
     others = neighbours.indices.numpy()[rows, columns]
     graph = coo_array((np.ones(len(rows)), (rows, others)), shape=(count, count))

@@ -71,6 +71,22 @@ def test_what_has_no_adapters_of_its_encoder_is_refused_in_a_line(weights, tmp_p
     assert "is no run folder, which would have the adapters" in capsys.readouterr().err
 
 
+def test_adapters_of_weights_that_nobody_else_has_are_refused(weights, tmp_path, capsys):
+    folder = run(tmp_path / "run", weights, "method=simclr", "federation.rounds=1")
+    file = folder / "config.yaml"
+    written = file.read_text()
+    for old, new, named in (
+        (f"weights: {weights}", "weights: null", "random weights"),
+        ("init: null", "init: elsewhere", "the weights of init=elsewhere"),
+    ):
+        assert written.count(f"{old}\n") == 1
+        file.write_text(written.replace(f"{old}\n", f"{new}\n"))
+        assert export_main([f"run={folder}", "format=peft"]) == 2
+        error = capsys.readouterr().err
+        assert f"began with {named}, " in error and "format=timm" in error
+        assert error.count("\n") == 1 and not (folder / "export").exists()
+
+
 @pytest.mark.slow
 def test_adapters_of_another_round_than_the_encoder_are_refused(weights, tmp_path, capsys):
     folder = run(tmp_path / "run", weights, "method=simclr", "federation.rounds=1")

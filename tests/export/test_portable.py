@@ -46,15 +46,42 @@ def test_an_encoder_that_is_exported_first_in_a_process_still_computes_numbers(b
     torch.testing.assert_close(program.module()(images), expected)
 
 
-@pytest.mark.parametrize(("high", "wide", "size"), [(48, 65, 32), (20, 33, 32), (99, 40, 8)])
-def test_resizing_is_pils_fit_to_a_grey_level(high, wide, size):
+def _noise_as_pil_and_as_the_file_has_it(high, wide, size):
     """Noise is the worst case: the filter overshoots everywhere, between PIL's passes, too."""
     pixels = np.random.default_rng(0).integers(0, 256, (high, wide, 3), dtype=np.uint8)
     fitted = ImageOps.fit(Image.fromarray(pixels), (size, size), Image.Resampling.BICUBIC)
     expected = torch.from_numpy(np.array(fitted)).permute(2, 0, 1).float()
     resized = SquareResize(size)(torch.from_numpy(pixels).permute(2, 0, 1)[None].float())[0]
+    return expected, resized
+
+
+@pytest.mark.parametrize(("high", "wide", "size"), [(48, 65, 32), (20, 33, 32), (32, 32, 224)])
+def test_resizing_is_pils_fit_but_for_few_pixels(high, wide, size):
+    expected, resized = _noise_as_pil_and_as_the_file_has_it(high, wide, size)
     difference = (resized - expected).abs()
-    assert difference.max() <= 1.5 and difference.mean() < 0.35
+    assert difference.max() <= 1 and difference.mean() < 0.005
+
+
+@pytest.mark.parametrize("size", [8, 36, 224])
+def test_images_of_the_check_have_the_same_pixels_in_every_runtime(size):
+    """A pixel that one runtime rounds up and another down would be a difference of features.
+
+    Only the outermost rows, whose filter is cut off, have weights that are no binary fractions.
+    """
+    spec = EncoderSpec(model=ModelConfig(name="convnet", width=8), channels=3, image_size=size)
+    images = PortableEncoder(Encoder(spec)).example(2)
+    resized = SquareResize(size)(images.float())
+    for image, square in zip(images, resized, strict=True):
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        fitted = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+        expected = torch.from_numpy(np.array(fitted)).permute(2, 0, 1).float()
+        assert torch.equal(square[:, 3:-3], expected[:, 3:-3])
+
+
+def test_a_high_image_is_pils_fit_to_a_grey_level():
+    """Pillow 13 makes the other pass first."""
+    expected, resized = _noise_as_pil_and_as_the_file_has_it(99, 40, 8)
+    assert (resized - expected).abs().max() <= 1
 
 
 @pytest.mark.parametrize(("high", "wide"), [(64, 28), (40, 20), (28, 64)])
@@ -87,7 +114,7 @@ def test_the_guides_lines_give_a_large_jpeg_as_training_has_it(orientation):
         return (SquareResize(32)(images)[0] - expected).abs().max()
 
     assert difference(drafted=True) <= 1.5
-    assert difference(drafted=False) > 4
+    assert difference(drafted=False) >= 4
 
 
 def test_images_of_the_right_size_stay_as_they_are():

@@ -115,15 +115,45 @@ def test_encode_takes_images_of_all_kinds_in_their_order(encoder, tmp_path):
         picture.save(tmp_path / f"{number}.png")
     expected = torch.cat([encoder(encoder.preprocess(image)[None]) for image in pictures])
     files = sorted(tmp_path.glob("*.png"))
-    for images in (files, [str(f) for f in files], iter(pictures), [files[0], *pictures[1:]]):
+    names = [str(file) for file in files]
+    for images in (
+        files,
+        names,
+        np.array(names),
+        np.array(files),
+        iter(pictures),
+        [files[0], *pictures[1:]],
+    ):
         features = encoder.encode(images, batch_size=3)
         assert features.dtype == torch.float32 and not features.requires_grad
         torch.testing.assert_close(features, expected)
     arrays = np.stack([np.array(image) for image in pictures])
     tensors = torch.from_numpy(arrays).permute(0, 3, 1, 2)
-    torch.testing.assert_close(encoder.encode(arrays), encoder.encode(tensors))
+    for images in (arrays, tensors, tensors.double() / 255):  # 20 x 24 pixels
+        torch.testing.assert_close(encoder.encode(images), expected)
     small = torch.stack([encoder.preprocess(image) for image in pictures])
     assert torch.equal(encoder.encode(small, batch_size=99), encoder(small))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_encode_evaluates_whatever_the_modes_and_changes_none(encoder, alone):
+    """Statistics of the batch would be its features' and then the encoder's."""
+    images = _pictures(1 if alone else 5)
+    expected = encoder.encode(images)
+    state = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    encoder.backbone.train()
+    modes = [module.training for module in encoder.modules()]
+    assert torch.equal(encoder.encode(images), expected)
+    assert [module.training for module in encoder.modules()] == modes
+    assert all(torch.equal(tensor, state[name]) for name, tensor in encoder.state_dict().items())
+
+
+def test_encode_of_a_training_encoder_copies_no_weights(encoder):
+    encoder.train()
+    used = encoder._evaluating()
+    assert used is not encoder and encoder.eval()._evaluating() is encoder
+    weights = zip(used.state_dict().values(), encoder.state_dict().values(), strict=True)
+    assert all(one.data_ptr() == other.data_ptr() for one, other in weights)
 
 
 def test_encode_passes_few_large_images_at_once():
@@ -157,6 +187,9 @@ def test_encode_reports_its_progress(encoder, capsys):
         ({"a": np.zeros((9, 9, 3))}, r"not dict \(for its values: images.values\(\)\)$"),
         (torch.zeros(3, 16, 16), r"a tensor \(N, C, H, W\), not \(3, 16, 16\)"),
         (np.zeros((16, 16, 3)), r"an array \(N, H, W, C\), not"),
+        (np.array([["a.jpg", "b.jpg"]]), r"an array of paths must be \(N,\), not \(1, 2\)$"),
+        ([np.zeros((0, 5, 3))], r"image 0: an array must be \(H, W\), .*, not \(0, 5, 3\)$"),
+        ([np.zeros(5)], r"image 0: an array must be \(H, W\), .*, not \(5,\)$"),
         (np.zeros((5, 16, 16)), r"for gray ones: images\[\.\.\., None\]\)"),
         (torch.zeros(5, 16, 16), r"for gray ones: images\[:, None\]\)"),
         ([np.zeros((9, 9)), np.ones((9, 9)) * 200.0], "image 1: values of images must be"),

@@ -115,6 +115,19 @@ def test_class_folders_label_all_images(run, photos, command, tmp_path):
     assert not [*results.glob("unfinished*")]
 
 
+def test_images_in_test_have_labels_as_those_in_train(run, photos, command, tmp_path):
+    for name in ("blue", "green", "red"):
+        for part, first in (("train", 0), ("test", 4)):
+            for number in range(first, first + 4):
+                file = tmp_path / "examples" / part / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(photos / name / f"{number:02d}.png", file)
+    examples = tmp_path / "examples"
+    code, out, err = command(f"run={run}", f"images={examples}", f"labels={examples}")
+    assert code == 0, err
+    assert "24 labelled images, 3 classes" in out and "nothing to predict" in out
+
+
 def test_the_encoder_of_the_beginning_is_used_for_all(run, photos, command, tmp_path, monkeypatch):
     """A run that is resumed replaces it while images are embedded, which may take hours."""
     seen = []
@@ -183,8 +196,9 @@ def test_labelled_folders_among_the_images_are_not_predicted(run, photos, comman
     assert code == 0, err
     paths = [row["path"] for row in predictions(run / "embeddings" / "photos")]
     assert len(paths) == 24 and not any(path.startswith("sorted/") for path in paths)
+    assert "nothing to predict" not in out
     code, out, err = command(f"run={run}", f"images={photos}", f"labels={photos}")
-    assert code == 0 and "(0 images)" in out, err
+    assert code == 0 and "(0 images)\nno image is without a label, so there was" in out, err
 
 
 @pytest.mark.parametrize(
@@ -216,14 +230,25 @@ def test_broken_images_with_a_label_are_left_out(run, photos, command):
     for name in ("00", "01"):
         (photos / "red" / f"{name}.png").write_bytes(b"no image")
     arguments = [f"run={run}", f"images={photos}", f"labels={file}"]
-    code, _, err = command(*arguments)
+    code, out, err = command(*arguments)
     assert code == 2 and "class red has 4 labelled images" in err
+    dropped = "left out 2 labels of images that cannot be read: red/00.png, red/01.png\n"
+    assert dropped in out
     file.write_text(file.read_text() + "red/06.png,red\nred/07.png,\n")
     code, out, err = command(*arguments)
     assert code == 0, err
     assert "red/00.png: not an image" in out and "on 17 labelled images" in out
     paths = [row["path"] for row in predictions(run / "embeddings" / "photos")]
     assert "red/07.png" in paths and "red/06.png" not in paths
+
+
+def test_broken_images_in_class_folders_are_named(run, photos, command, tmp_path):
+    examples = shutil.copytree(photos, tmp_path / "examples")
+    (examples / "red" / "03.png").write_bytes(b"no image")
+    code, out, err = command(f"run={run}", f"images={photos}", f"labels={examples}")
+    assert code == 0, err
+    assert "left out 1 label of images that cannot be read: red/03.png\n" in out
+    assert "on 35 labelled images" in out
 
 
 def test_labels_must_be_given(run, photos, command):

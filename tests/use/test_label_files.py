@@ -1,5 +1,7 @@
 """Labels as people write them; what is wrong with them is said in one line."""
 
+import zipfile
+
 import pytest
 
 from orchestra_flwr.config import ConfigError
@@ -16,6 +18,19 @@ def test_a_table_with_other_columns_quotes_and_a_mark_of_spreadsheets(tmp_path):
     assert table(tmp_path, text) == {"a, b/ü.jpg": "cat", "c.jpg": "dog"}
     assert table(tmp_path, "path\tlabel\na.jpg\tcat\n", "labels.tsv") == {"a.jpg": "cat"}
     assert is_table("x.CSV") and not is_table("folder") and not is_table("examples.zip")
+
+
+@pytest.mark.parametrize("content", ["path,label\na.jpg,cat\n", ""])
+def test_a_file_that_is_no_zip_must_have_the_ending_of_a_table(tmp_path, content):
+    file = tmp_path / "labels.txt"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"labels\.txt: must be .* in \.csv or \.tsv$"):
+        is_table(str(file))
+    (tmp_path / "classes.zip").write_text(content)  # damaged
+    assert not is_table(str(tmp_path / "classes.zip"))
+    with zipfile.ZipFile(file, "w"):
+        pass
+    assert not is_table(str(file))
 
 
 def test_an_empty_cell_is_no_label(tmp_path):

@@ -47,6 +47,16 @@ def test_images_without_copies_have_no_near_duplicates():
     assert near_duplicates(nearest_neighbours(torch.randn(300, 16), 12)) == []
 
 
+@pytest.mark.parametrize("count", [2, 5, 9, 10])
+def test_of_few_images_only_copies_are_near_duplicates(count):
+    """The farthest of few neighbours may be no image that is alike, but any other one."""
+    vectors = torch.randn(count, 16)
+    vectors[1] = vectors[0] + 0.02 * torch.randn(16)  # alike, and still another image
+    assert near_duplicates(nearest_neighbours(vectors, 12)) == []
+    vectors[1] = 3 * vectors[0]
+    assert near_duplicates(nearest_neighbours(vectors, 12)) == [[0, 1]]
+
+
 def test_all_images_alike_are_one_group():
     groups = near_duplicates(nearest_neighbours(torch.ones(6, 4), 12))
     assert groups == [[0, 1, 2, 3, 4, 5]]
