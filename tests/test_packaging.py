@@ -183,7 +183,7 @@ class TestVersion:
         """`make release` says which tags of CHANGELOG git does not have."""
         text = (ROOT / "CHANGELOG.md").read_text()
         released = re.findall(r"(?m)^## (\d\S+) \(20.*\)\n\nTag `v(\S+)`", text)
-        assert released == [(tag, tag) for tag in ("0.4.1", "0.4.0", "0.3.0", "0.2.0")]
+        assert released == [(tag, tag) for tag in ("0.4.2", "0.4.1", "0.4.0", "0.3.0", "0.2.0")]
 
     def test_of_an_installed_package_is_that_of_its_metadata(self, tmp_path):
         """Also where another project's pyproject.toml lies in the folder of packages."""
